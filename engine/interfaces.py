@@ -1,0 +1,96 @@
+"""The protocols at the engine's boundaries: what a model sees, what a drafter offers.
+
+The engine knows these protocols only; concrete drafters live to its right in the folder chain.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from engine.block import RowLayout
+    from engine.kv_cache import KVCache
+    from engine.records import CopyIndexShape, Draft, SequenceView
+
+
+class Site(Enum):
+    """Where in a decoder layer a hidden state is read."""
+
+    ATTENTION = "attention"
+    """Residual stream after the attention sub-block was added."""
+    MLP = "mlp"
+    """Residual stream after the MLP sub-block was added."""
+
+
+class TopTokens(NamedTuple):
+    """Arg-max of the vocabulary per row; ties go to the lowest id."""
+
+    values: Tensor
+    """[L] largest logit."""
+    ids: Tensor
+    """[L] int64 global token id of it."""
+    runner_up: Tensor
+    """[L] second largest logit: equal to ``values`` on an exact tie."""
+
+
+class StepContext(Protocol):
+    """What one forward pass needs beside the hidden states."""
+
+    @property
+    def positions(self) -> Tensor:
+        """[R] int64 absolute position of every row."""
+        ...
+
+    @property
+    def layout(self) -> RowLayout:
+        """Which keys every row may see."""
+        ...
+
+    @property
+    def kv(self) -> KVCache:
+        """Committed keys and values, and this step's scratch."""
+        ...
+
+    def attend(
+        self, layer_index: int, query_RQD: Tensor, key_RKD: Tensor, value_RKD: Tensor
+    ) -> Tensor:
+        """Write the new keys and values to the scratch and attend: returns [R, Q, D]."""
+        ...
+
+    def observe(self, layer_index: int, site: Site, hidden_RH: Tensor) -> None:
+        """Show the residual stream of a layer to whoever reads it (the probe, training)."""
+        ...
+
+
+class Drafter(Protocol):
+    """Anything that proposes tokens for a sequence."""
+
+    def draft(self, view: SequenceView) -> Draft:
+        """Propose continuations of the pending token; an empty draft is allowed."""
+        ...
+
+
+class SwitchingPolicy(Protocol):
+    """Chooses, each step and for each sequence, which drafter proposes."""
+
+    @property
+    def name(self) -> str:
+        """The method's name as users write it."""
+        ...
+
+    @property
+    def reads_probe(self) -> bool:
+        """Whether the verifier pass must evaluate the probe."""
+        ...
+
+    @property
+    def copy_index(self) -> CopyIndexShape:
+        """What the copy index must hold for this policy."""
+        ...
+
+    def draft(self, view: SequenceView) -> Draft:
+        """Choose a drafter and return its draft; empty means a plain step."""
+        ...

@@ -1,0 +1,45 @@
+"""The names users choose from: methods, drafters, precisions; and the methods' own defaults."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+Method = Literal[
+    "vanilla",
+    "prompt_lookup",
+    "copy_spec",
+    "switch_sd",
+    "bandit_spec",
+    "eagle3",
+    "small_model",
+    "steered",
+    "sam_decoding",
+    "lookahead",
+    "rasd",
+    "medusa",
+]
+"""Every method a user may name; those not built yet are refused by name."""
+
+Drafter = Literal["none", "eagle3", "small_model", "steered"]
+"""Neural drafters beside copying."""
+
+Precision = Literal["bfloat16", "float32", "float64"]
+Exactness = Literal["strict", "fast"]
+Kernels = Literal["auto", "native", "packed", "torch"]
+
+AVAILABLE_METHODS: tuple[Method, ...] = ("vanilla", "prompt_lookup", "copy_spec", "switch_sd")
+AVAILABLE_DRAFTERS: tuple[Drafter, ...] = ("none",)
+
+METHOD_DEFAULTS: dict[str, dict[str, Any]] = {
+    # Prompt look-up: longest n-gram 3, ten tokens (Saxena 2023, reference code); as in vLLM the
+    # draft's length is num_speculative_tokens.
+    "prompt_lookup": {
+        "copy_match_length": 3,
+        "copy_max_candidates": 1,
+        "copy_max_tokens": 10,
+        "num_speculative_tokens": 10,
+    },
+    # CopySpec: γ = 3, number_copy = 10, earliest occurrence (command-line defaults of its code).
+    "copy_spec": {"copy_match_length": 3, "copy_max_candidates": 1, "copy_max_tokens": 10},
+}
+"""Where a method differs from ``SpeculationConfig``'s defaults, which are SwitchSD's."""

@@ -1,0 +1,1 @@
+"""Ranks, slices and collectives: parallelism that knows modules, names and shapes, but no model."""
