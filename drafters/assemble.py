@@ -1,0 +1,164 @@
+"""The one composition root: a configuration and a mesh become an engine.
+
+Used unchanged in one process, under torchrun and in Ray actors.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+from drafters.pretrained import shipped_probe
+from engine.probe import Probe, load_probe
+from engine.tokenizer import Tokenizer, load_tokenizer
+
+from drafters.copy_index import CopyIndex
+from engine.attention.merged import MergedAttention
+from engine.attention.rowwise import RowwiseAttention
+from engine.channels import BroadcastControl, LocalControl
+from engine.config import EngineConfig
+from engine.control import ControlChannel, message_length
+from engine.engine import SpeculativeEngine
+from engine.exactness import RowPadding, find_row_padding
+from engine.kernels import install_kernels
+from engine.kv_cache import KVCache, KVShape
+from engine.models.decoder import Attention, Decoder
+from engine.policies import build_policy
+from engine.records import CopyIndexShape, CopySource
+from engine.runner import ModelRunner
+from engine.scheduler import Scheduler, SchedulerLimits
+from engine.step_context import AttentionBackend
+from engine.step_time import StepTimeTable, measure_step_times
+from engine.timing import sibling_rows
+from engine.weights import load_model, resolve_model
+from parallel.mesh import Mesh
+from parallel.pipeline import stage_of_layer
+
+MAX_STEP_ROWS = 512
+"""Rows of one step at most: the longest prompt chunk, and the size of the KV scratch."""
+
+NEAR_TIE_MARGINS = {torch.float64: 1e-9, torch.float32: 1e-3, torch.bfloat16: 0.25}
+"""Logit margins within which rounding may flip an arg-max (docs/losslessness.md)."""
+
+
+def assemble_engine(config: EngineConfig, mesh: Mesh) -> SpeculativeEngine:
+    """Load this rank's shard and wire the engine; collective over the mesh.
+
+    Raises:
+        ValueError: a model, probe or shape that does not fit; one sentence.
+    """
+    torch.set_num_threads(config.threads_per_rank(os.cpu_count() or 1))
+    dtype = getattr(torch, config.dtype)
+    source = resolve_model(config.model)
+    tokenizer = load_tokenizer(source)
+    probe = _probe(config)
+    model = load_model(source, dtype=dtype, mesh=mesh, max_model_len=config.max_model_len)
+    if probe is not None:
+        probe.check(model.config, config.model)
+    kv = _kv_cache(config, model, dtype)
+    native = install_kernels(model, config.kernels)
+    attention = _attention(config, dtype, native=native)
+    padding = RowPadding()
+    if config.exactness == "strict" and dtype != torch.float64:
+        padding = find_row_padding(model, kv, mesh, attention)
+    runner = ModelRunner(
+        model=model,
+        kv=kv,
+        mesh=mesh,
+        attention=attention,
+        padding=padding,
+        probe=probe,
+        probe_stage=_stage_of(probe, model, mesh),
+    )
+    step_times = measure_step_times(
+        lambda rows: _discard(runner.run(sibling_rows(rows, kv))), max_rows=min(48, kv.max_rows)
+    )
+    return SpeculativeEngine(
+        runner=runner,
+        control=_control(config, mesh),
+        scheduler=_scheduler(config, tokenizer, probe, step_times) if mesh.is_coordinator else None,
+        tokenizer=tokenizer,
+        probe=probe,
+    )
+
+
+def _discard(result: object) -> None:
+    """Step times need the pass, not its result."""
+
+
+def _probe(config: EngineConfig) -> Probe | None:
+    """The probe the user names, else the one shipped for the model, if any."""
+    path = config.speculation.probe or shipped_probe(config.model)
+    if path is not None:
+        return load_probe(Path(path))
+    if config.speculation.reads_probe:
+        raise ValueError(
+            f"method 'switch_sd' needs a probe and none is shipped for {config.model}: train one "
+            "with python -m launch.train probe and give it as speculative-config key 'probe'"
+        )
+    return None
+
+
+def _kv_cache(config: EngineConfig, model: Decoder, dtype: torch.dtype) -> KVCache:
+    shape = KVShape(
+        layer_indices=model.layer_indices,
+        num_slots=config.max_num_seqs,
+        num_kv_heads=num_local_kv_heads(model),
+        head_dim=model.config.head_dim,
+        max_length=config.max_model_len,
+        max_rows=MAX_STEP_ROWS,
+    )
+    return KVCache(shape, dtype=dtype)
+
+
+def num_local_kv_heads(model: Decoder) -> int:
+    """Kv heads of this rank; asked before native kernels take the layers' place."""
+    attention = next(iter(model.layers.values())).attention
+    assert isinstance(attention, Attention)
+    return attention.num_kv_heads
+
+
+def _attention(config: EngineConfig, dtype: torch.dtype, *, native: bool) -> AttentionBackend:
+    """Native layers attend by themselves; of torch's, only row-wise attention is invariant."""
+    if config.exactness == "strict" and dtype != torch.float64 and not native:
+        return RowwiseAttention
+    return MergedAttention
+
+
+def _stage_of(probe: Probe | None, model: Decoder, mesh: Mesh) -> int:
+    """The stage that holds the probe's layer."""
+    if probe is None:
+        return 0
+    return stage_of_layer(probe.layer, model.config.num_layers, mesh.num_stages)
+
+
+def _control(config: EngineConfig, mesh: Mesh) -> ControlChannel:
+    if mesh.world_size == 1:
+        return LocalControl()
+    length = message_length(max_sequences=config.max_num_seqs, max_rows=MAX_STEP_ROWS)
+    return BroadcastControl(mesh, length)
+
+
+def _scheduler(
+    config: EngineConfig, tokenizer: Tokenizer, probe: Probe | None, step_times: StepTimeTable
+) -> Scheduler:
+    limits = SchedulerLimits(
+        num_slots=config.max_num_seqs,
+        max_rows=MAX_STEP_ROWS,
+        max_model_len=config.max_model_len,
+        stop_ids=frozenset(tokenizer.eos_token_ids),
+        near_tie_margin=NEAR_TIE_MARGINS[getattr(torch, config.dtype)],
+    )
+    return Scheduler(
+        limits,
+        policy=build_policy(config.speculation, probe),
+        speculation=config.speculation,
+        new_copy_index=new_copy_index,
+        step_times=step_times,
+    )
+
+
+def new_copy_index(shape: CopyIndexShape) -> CopySource:
+    """An empty copy index of the shape a policy asks for."""
+    return CopyIndex(shape.match_lengths, shape.max_tokens)

@@ -1,0 +1,1 @@
+"""Verify attention: committed prefix plus new rows, as interchangeable backends."""

@@ -1,0 +1,149 @@
+"""The speculative engine: one loop, the same on every rank.
+
+``choose -> draft -> verify -> commit -> record``. The coordinator (tensor-parallel rank 0 of the
+last stage) chooses, drafts and judges; its verdict is broadcast once per step, and every rank
+commits and runs exactly what it says.
+"""
+
+from __future__ import annotations
+
+import time
+from itertools import count
+
+from engine.probe import Probe
+from engine.tokenizer import Tokenizer
+
+from engine.config import SpeculationConfig
+from engine.control import ControlChannel, Verdict
+from engine.policies import build_policy
+from engine.records import GenerationResult, Request, StepOutcome, StepRecord, TokenEvent
+from engine.runner import ModelRunner
+from engine.scheduler import Scheduler
+
+
+class SpeculativeEngine:
+    """One rank's engine. Requests enter on the coordinator; other ranks call :meth:`follow`."""
+
+    def __init__(
+        self,
+        *,
+        runner: ModelRunner,
+        control: ControlChannel,
+        scheduler: Scheduler | None,
+        tokenizer: Tokenizer,
+        probe: Probe | None,
+    ) -> None:
+        self._runner, self._control, self._scheduler = runner, control, scheduler
+        self._probe = probe
+        self._request_ids = count()
+        self.tokenizer = tokenizer
+
+    @property
+    def scheduler(self) -> Scheduler:
+        """The coordinator's scheduler."""
+        assert self._scheduler is not None, "only the coordinator schedules"
+        return self._scheduler
+
+    @property
+    def is_coordinator(self) -> bool:
+        """Whether requests enter here."""
+        return self._scheduler is not None
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any request waits or runs."""
+        return self.scheduler.has_work
+
+    def add(self, request: Request) -> None:
+        """Queue a request; it joins at the next step. Raises ValueError if it cannot be served."""
+        self.scheduler.add(request)
+
+    def cancel(self, request_id: str) -> None:
+        """Drop a request and free its KV slot."""
+        self.scheduler.cancel(request_id)
+
+    def use_policy(self, speculation: SpeculationConfig) -> None:
+        """Draft with another method from now on; raises ValueError if its probe is missing."""
+        self.scheduler.use_policy(build_policy(speculation, self._probe), speculation)
+
+    def step(self) -> StepOutcome:
+        """Coordinator: one choose-draft-verify-commit-record cycle over all running requests."""
+        verdict = self.scheduler.next_verdict()  # choose, draft
+        self._control.send(verdict)
+        started = time.perf_counter()
+        result = self._runner.execute(verdict)  # commit the last step, verify this one
+        assert result is not None, "the coordinator is on the last stage"
+        verify_ms = (time.perf_counter() - started) * 1e3
+        return self.scheduler.conclude(verdict, result, verify_ms)  # accept, record
+
+    def follow(self) -> None:
+        """Every other rank: execute the coordinator's verdicts until it stops."""
+        while not (verdict := self._control.receive()).stop:
+            if verdict.rows:
+                self._runner.execute(verdict)
+
+    def idle(self) -> None:
+        """Coordinator: tell waiting ranks that nothing happens, before their receive times out."""
+        self._control.send(Verdict(step=0))
+
+    def stop(self) -> None:
+        """Coordinator: end every other rank's :meth:`follow`."""
+        self._control.send(Verdict(step=0, stop=True))
+
+    def generate(
+        self, prompt_ids: tuple[int, ...], *, max_tokens: int, ignore_eos: bool = False
+    ) -> GenerationResult:
+        """Answer one prompt alone; prefill and decoding are timed apart."""
+        request_id = f"generate-{next(self._request_ids)}"
+        self.add(
+            Request(
+                request_id=request_id,
+                prompt_ids=prompt_ids,
+                max_tokens=max_tokens,
+                ignore_eos=ignore_eos,
+            )
+        )
+        clock, events, records = _Clock(), [], []
+        while self.has_work:
+            outcome = self.step()
+            events += outcome.events
+            records += outcome.records
+            if outcome.events and len(events) == len(outcome.events):
+                clock.end_prefill()
+        return _result(events, records, clock)
+
+
+class _Clock:
+    """Wall and CPU seconds of the two phases of a generation."""
+
+    def __init__(self) -> None:
+        self._start = self._first = (time.perf_counter(), time.process_time())
+
+    def end_prefill(self) -> None:
+        self._first = (time.perf_counter(), time.process_time())
+
+    def seconds(self) -> tuple[float, float, float, float]:
+        """Prefill wall, decode wall, prefill CPU, decode CPU."""
+        (wall, cpu), (wall_first, cpu_first) = self._start, self._first
+        return (
+            wall_first - wall,
+            time.perf_counter() - wall_first,
+            cpu_first - cpu,
+            time.process_time() - cpu_first,
+        )
+
+
+def _result(events: list[TokenEvent], records: list[StepRecord], clock: _Clock) -> GenerationResult:
+    prefill, decode, prefill_cpu, decode_cpu = clock.seconds()
+    finish_reason = events[-1].finish_reason
+    assert finish_reason is not None, "a generation ends with a reason"
+    return GenerationResult(
+        token_ids=tuple(token for event in events for token in event.token_ids),
+        sources=tuple(source for event in events for source in event.sources),
+        finish_reason=finish_reason,
+        records=tuple(records),
+        prefill_seconds=prefill,
+        decode_seconds=decode,
+        prefill_cpu_seconds=prefill_cpu,
+        decode_cpu_seconds=decode_cpu,
+    )

@@ -1,0 +1,49 @@
+"""Switching policies: who drafts at each step."""
+
+from __future__ import annotations
+
+from engine.probe import Probe
+
+from engine.config import SpeculationConfig
+from engine.interfaces import SwitchingPolicy
+from engine.policies.copy_spec import CopySpec
+from engine.policies.prompt_lookup import PromptLookup
+from engine.policies.switch_sd import SwitchSD
+from engine.policies.vanilla import Vanilla
+
+
+def build_policy(speculation: SpeculationConfig, probe: Probe | None) -> SwitchingPolicy:
+    """The policy of a configuration; a probe's own threshold holds unless the user gave one."""
+    match speculation.method:
+        case "vanilla":
+            return Vanilla()
+        case "prompt_lookup":
+            return PromptLookup(
+                num_speculative_tokens=speculation.copy_max_tokens,
+                max_match_length=speculation.copy_match_length,
+            )
+        case "copy_spec":
+            return CopySpec(
+                match_length=speculation.copy_match_length, max_tokens=speculation.copy_max_tokens
+            )
+        case "switch_sd":
+            return SwitchSD(
+                probe_threshold=_threshold(speculation, probe),
+                match_length=speculation.copy_match_length,
+                max_candidates=speculation.copy_max_candidates,
+                max_tokens=speculation.copy_max_tokens,
+            )
+    raise ValueError(f"method {speculation.method!r} has no policy")
+
+
+def _threshold(speculation: SpeculationConfig, probe: Probe | None) -> float:
+    if speculation.probe_threshold is not None:
+        threshold = speculation.probe_threshold
+    else:
+        threshold = probe.threshold if probe is not None else 1.0
+    if threshold > 0 and probe is None:
+        raise ValueError(
+            "method 'switch_sd' needs a probe and none is loaded: give the speculative-config key "
+            "'probe', or set 'probe_threshold' to 0 to copy on every match"
+        )
+    return threshold

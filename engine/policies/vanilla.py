@@ -1,0 +1,24 @@
+"""Vanilla: plain autoregressive decoding, the baseline of every speed-up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.records import CopyIndexShape, Draft, SequenceView
+
+
+@dataclass(frozen=True, slots=True)
+class Vanilla:
+    """Never drafts."""
+
+    name: str = "vanilla"
+    reads_probe: bool = False
+
+    @property
+    def copy_index(self) -> CopyIndexShape:
+        """Nothing is copied."""
+        return CopyIndexShape(match_lengths=(), max_tokens=1)
+
+    def draft(self, view: SequenceView) -> Draft:  # noqa: ARG002 - the protocol's signature
+        """An empty draft: a plain step."""
+        return Draft()

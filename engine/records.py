@@ -1,0 +1,141 @@
+"""The records that cross a boundary: requests in, tokens out, drafts, and what a step did."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+Source = Literal["copy", "neural", "plain", "prefill"]
+"""What a step's rows were: copied drafts, neural drafts, one plain row, or prompt rows."""
+
+TokenSource = Literal["copy", "neural", "verifier"]
+"""Who proposed an output token."""
+
+FinishReason = Literal["stop", "length", "cancelled"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One prompt to be continued greedily."""
+
+    request_id: str
+    prompt_ids: tuple[int, ...]
+    max_tokens: int
+    ignore_eos: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenEvent:
+    """The output tokens that one step gave one request."""
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    sources: tuple[TokenSource, ...]
+    finish_reason: FinishReason | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """Candidate continuations of the pending token, best first; no candidates is a plain step."""
+
+    source: Source = "plain"
+    candidates: tuple[tuple[int, ...], ...] = ()
+    match_length: int = 0
+    """Length of the matched context suffix that the candidates continue; 0 when there is none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NearTie:
+    """An output token whose logit margin was so small that rounding could have flipped it."""
+
+    position: int
+    """Absolute position of the token."""
+    margin: float
+    """Largest minus second largest logit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRecord:
+    """What one step did for one request: a line of ``steps.jsonl``."""
+
+    request: str
+    step: int
+    source: Source
+    drafted: int
+    """Draft tokens on the longest proposed candidate."""
+    rows: int
+    """Rows verified for this request: the pending token's row included, padding not."""
+    accepted: int
+    output: int
+    draft_ms: float
+    verify_ms: float
+    probe_score: float | None = None
+    match_length: int = 0
+    near_ties: tuple[NearTie, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepOutcome:
+    """Everything a step tells the outside: tokens for requests, and records for metrics."""
+
+    events: tuple[TokenEvent, ...] = ()
+    records: tuple[StepRecord, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationResult:
+    """One finished answer with its step records."""
+
+    token_ids: tuple[int, ...]
+    sources: tuple[TokenSource, ...]
+    finish_reason: FinishReason
+    records: tuple[StepRecord, ...]
+    prefill_seconds: float
+    decode_seconds: float
+    prefill_cpu_seconds: float = 0.0
+    decode_cpu_seconds: float = 0.0
+
+
+class CopySource(Protocol):
+    """Finds what followed earlier occurrences of the newest tokens (the copy index)."""
+
+    def append(self, token_ids: Sequence[int]) -> None:
+        """Index newly committed tokens, the pending token included."""
+        ...
+
+    def continuations(
+        self, *, match_length: int, max_candidates: int, max_tokens: int
+    ) -> tuple[tuple[int, ...], ...]:
+        """Distinct continuations of the last ``match_length`` tokens, newest occurrence first."""
+        ...
+
+    def earliest(self, *, match_length: int, max_tokens: int) -> tuple[int, ...]:
+        """Continuation of the earliest occurrence that any token follows."""
+        ...
+
+    def earliest_complete(self, *, match_length: int) -> tuple[int, ...]:
+        """Earliest continuation of the full length the index was made for."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopyIndexShape:
+    """What a policy needs the copy index to hold."""
+
+    match_lengths: tuple[int, ...]
+    max_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequenceView:
+    """What a policy may look at when it drafts for one sequence."""
+
+    request_id: str
+    token_ids: Sequence[int]
+    """Prompt and output so far; the last one is the pending token."""
+    copies: CopySource
+    max_draft_tokens: int
+    """Draft tokens that can still become output: bounded by max_tokens and max_model_len."""
+    probe_score: float | None
+    """Copy intent read at row NA: the row whose logits emitted the pending token."""

@@ -1,0 +1,67 @@
+"""One request's state on the coordinator."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from engine.block import SequenceRows
+from engine.candidates import chain
+from engine.records import CopySource, Draft, FinishReason, Request, SequenceView
+
+
+@dataclass(slots=True, kw_only=True)
+class Sequence:
+    """Tokens, committed length and draft in flight of one request.
+
+    While decoding, ``token_ids[-1]`` is the pending token and ``committed_length == len(token_ids)
+    - 1``.
+    """
+
+    request: Request
+    slot: int
+    copies: CopySource
+    max_model_len: int
+    token_ids: list[int] = field(default_factory=list)
+    committed_length: int = 0
+    probe_score: float | None = None
+    draft: Draft = field(default_factory=Draft)
+    draft_ms: float = 0.0
+    finish_reason: FinishReason | None = None
+    num_steps: int = 0
+
+    def __post_init__(self) -> None:
+        self.token_ids.extend(self.request.prompt_ids)
+        self.copies.append(self.request.prompt_ids)
+
+    @property
+    def is_prefilling(self) -> bool:
+        """Whether prompt tokens are still to be run."""
+        return self.committed_length < len(self.request.prompt_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens produced so far."""
+        return len(self.token_ids) - len(self.request.prompt_ids)
+
+    @property
+    def remaining_tokens(self) -> int:
+        """Output tokens that ``max_tokens`` and ``max_model_len`` still allow."""
+        budget = self.request.max_tokens - self.num_output_tokens
+        return min(budget, self.max_model_len - len(self.token_ids))
+
+    def view(self) -> SequenceView:
+        """What a policy sees; one of the remaining tokens is the verifier's own."""
+        return SequenceView(
+            request_id=self.request.request_id,
+            token_ids=self.token_ids,
+            copies=self.copies,
+            max_draft_tokens=self.remaining_tokens - 1,
+            probe_score=self.probe_score,
+        )
+
+    def prompt_chunk(self, max_rows: int) -> SequenceRows:
+        """The next prompt rows, at most ``max_rows``."""
+        start = self.committed_length
+        end = min(start + max_rows, len(self.request.prompt_ids))
+        tree = chain(self.request.prompt_ids[start:end])
+        return SequenceRows(self.slot, start, tree, wants_all=False)

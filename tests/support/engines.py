@@ -1,0 +1,127 @@
+"""Whole engines on tiny random models, without files: in one process or many."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from drafters.assemble import new_copy_index, num_local_kv_heads
+from engine.attention.merged import MergedAttention
+from engine.channels import BroadcastControl, LocalControl
+from engine.config import SpeculationConfig, speculation
+from engine.control import message_length
+from engine.engine import SpeculativeEngine
+from engine.exactness import RowPadding
+from engine.interfaces import SwitchingPolicy
+from engine.kv_cache import KVCache, KVShape
+from engine.models.config import ModelConfig
+from engine.models.decoder import Decoder
+from engine.models.registry import shard_decoder
+from engine.policies import build_policy
+from engine.probe import Probe
+from engine.records import Request
+from engine.runner import ModelRunner
+from engine.scheduler import Scheduler, SchedulerLimits
+from engine.step_context import AttentionBackend
+from parallel.mesh import Mesh
+from parallel.pipeline import stage_of_layer
+
+MAX_ROWS = 96
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TinyEngine:
+    """What a test may vary."""
+
+    config: ModelConfig
+    seed: int = 0
+    dtype: torch.dtype = torch.float64
+    max_model_len: int = 256
+    num_slots: int = 4
+    max_rows: int = MAX_ROWS
+    attention: AttentionBackend = MergedAttention
+    stop_ids: frozenset[int] = frozenset()
+    speculation: SpeculationConfig = field(default_factory=lambda: speculation("vanilla"))
+    policy: SwitchingPolicy | None = None
+    probe: Probe | None = None
+
+
+def random_decoder(
+    config: ModelConfig, *, seed: int = 0, max_model_len: int = 256, dtype: torch.dtype
+) -> Decoder:
+    """A full decoder with random weights; large enough weights that greedy text is not constant."""
+    model = Decoder(config, max_model_len=max_model_len, dtype=dtype, device=torch.device("cpu"))
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+        scale = 1.0 if "embed" in name or "head" in name else parameter.shape[-1] ** -0.5
+        values = 1.0 + 0.1 * noise if name.endswith("norm.weight") else noise * scale
+        parameter.data.copy_(values)
+    return model.eval()
+
+
+def build_engine(tiny: TinyEngine, mesh: Mesh) -> SpeculativeEngine:
+    """This rank's engine of a tiny model."""
+    model = random_decoder(
+        tiny.config, seed=tiny.seed, max_model_len=tiny.max_model_len, dtype=tiny.dtype
+    )
+    shard_decoder(model, mesh)
+    shape = KVShape(
+        layer_indices=model.layer_indices,
+        num_slots=tiny.num_slots,
+        num_kv_heads=num_local_kv_heads(model),
+        head_dim=tiny.config.head_dim,
+        max_length=tiny.max_model_len,
+        max_rows=tiny.max_rows,
+    )
+    probe = tiny.probe
+    layer = 0 if probe is None else probe.layer
+    runner = ModelRunner(
+        model=model,
+        kv=KVCache(shape, dtype=tiny.dtype),
+        mesh=mesh,
+        attention=tiny.attention,
+        padding=RowPadding(),
+        probe=probe,
+        probe_stage=stage_of_layer(layer, tiny.config.num_layers, mesh.num_stages),
+    )
+    length = message_length(max_sequences=tiny.num_slots, max_rows=tiny.max_rows)
+    return SpeculativeEngine(
+        runner=runner,
+        control=LocalControl() if mesh.world_size == 1 else BroadcastControl(mesh, length),
+        scheduler=_scheduler(tiny) if mesh.is_coordinator else None,
+        tokenizer=None,  # type: ignore[arg-type]
+        probe=probe,
+    )
+
+
+def _scheduler(tiny: TinyEngine) -> Scheduler:
+    limits = SchedulerLimits(
+        num_slots=tiny.num_slots,
+        max_rows=tiny.max_rows,
+        max_model_len=tiny.max_model_len,
+        stop_ids=tiny.stop_ids,
+        near_tie_margin=0.0,
+    )
+    return Scheduler(
+        limits,
+        policy=tiny.policy or build_policy(tiny.speculation, tiny.probe),
+        speculation=tiny.speculation,
+        new_copy_index=new_copy_index,
+        step_times=None,
+    )
+
+
+def answers(
+    engine: SpeculativeEngine, prompts: Sequence[Sequence[int]], *, max_tokens: int
+) -> list[tuple[int, ...]]:
+    """Run all prompts together and return each one's output tokens."""
+    outputs: dict[str, list[int]] = {str(index): [] for index in range(len(prompts))}
+    for index, prompt in enumerate(prompts):
+        engine.add(Request(request_id=str(index), prompt_ids=tuple(prompt), max_tokens=max_tokens))
+    while engine.has_work:
+        for event in engine.step().events:
+            outputs[event.request_id].extend(event.token_ids)
+    return [tuple(tokens) for tokens in outputs.values()]
