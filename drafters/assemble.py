@@ -9,11 +9,9 @@ import os
 from pathlib import Path
 
 import torch
-from drafters.pretrained import shipped_probe
-from engine.probe import Probe, load_probe
-from engine.tokenizer import Tokenizer, load_tokenizer
 
 from drafters.copy_index import CopyIndex
+from drafters.pretrained import shipped_probe
 from engine.attention.merged import MergedAttention
 from engine.attention.rowwise import RowwiseAttention
 from engine.channels import BroadcastControl, LocalControl
@@ -25,12 +23,14 @@ from engine.kernels import install_kernels
 from engine.kv_cache import KVCache, KVShape
 from engine.models.decoder import Attention, Decoder
 from engine.policies import build_policy
+from engine.probe import Probe, load_probe
 from engine.records import CopyIndexShape, CopySource
 from engine.runner import ModelRunner
 from engine.scheduler import Scheduler, SchedulerLimits
 from engine.step_context import AttentionBackend
 from engine.step_time import StepTimeTable, measure_step_times
 from engine.timing import sibling_rows
+from engine.tokenizer import Tokenizer, load_tokenizer
 from engine.weights import load_model, resolve_model
 from parallel.mesh import Mesh
 from parallel.pipeline import stage_of_layer
@@ -53,7 +53,7 @@ def assemble_engine(config: EngineConfig, mesh: Mesh) -> SpeculativeEngine:
     source = resolve_model(config.model)
     tokenizer = load_tokenizer(source)
     probe = _probe(config)
-    model = load_model(source, dtype=dtype, mesh=mesh, max_model_len=config.max_model_len)
+    model = load_model(str(source), dtype=dtype, mesh=mesh, max_model_len=config.max_model_len)
     if probe is not None:
         probe.check(model.config, config.model)
     kv = _kv_cache(config, model, dtype)

@@ -10,15 +10,14 @@ from __future__ import annotations
 import time
 from itertools import count
 
-from engine.probe import Probe
-from engine.tokenizer import Tokenizer
-
 from engine.config import SpeculationConfig
 from engine.control import ControlChannel, Verdict
 from engine.policies import build_policy
+from engine.probe import Probe
 from engine.records import GenerationResult, Request, StepOutcome, StepRecord, TokenEvent
 from engine.runner import ModelRunner
 from engine.scheduler import Scheduler
+from engine.tokenizer import Tokenizer
 
 
 class SpeculativeEngine:

@@ -8,7 +8,6 @@ message of the design.
 from __future__ import annotations
 
 import torch
-from engine.probe import Probe
 from torch import Tensor
 
 from engine.block import Block, SequenceRows, build_block
@@ -18,6 +17,7 @@ from engine.interfaces import Site, TopTokens
 from engine.judge import BlockResult
 from engine.kv_cache import KVCache
 from engine.models.decoder import Decoder
+from engine.probe import Probe
 from engine.step_context import AttentionBackend, BlockContext, Tap
 from parallel.collectives import broadcast_floats, gather_top, recv_rows, send_rows
 from parallel.mesh import Mesh

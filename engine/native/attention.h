@@ -1,0 +1,229 @@
+// Attention of a block's rows over the committed cache and then the block's own new rows, as ONE sequence of keys.
+//
+// Keys are processed in blocks aligned to the absolute position. A block's scores, its own maximum, its exponentials
+// and its weighted values are computed first; blocks are then folded in order of position. Nothing depends on where the
+// boundary between cache and scratch lies, on the other rows, or on which thread computes a block.
+#pragma once
+
+#include <utility>
+
+#include "gemm.h"
+#include "layout.h"
+
+namespace native {
+
+constexpr int kKeyBlock = 2 * kBlockColumns;
+constexpr int kMaxTasksRows = 48;  // (row, head) pairs that share the keys of one kv head in a task
+
+// Where one layer's keys and values live; strides in elements.
+template <class T>
+struct KeyValues {
+  const T *keys, *values;
+  ptrdiff_t slot_stride, head_stride;
+  T *scratch_keys, *scratch_values;
+  ptrdiff_t scratch_row_stride;
+  int head_dim;
+};
+
+// Lanes of the first (below kLanes) or second vector, chosen by Pattern::lane at compile time.
+template <class Pattern, size_t... Lane>
+inline Words shuffle(Words a, Words b, std::index_sequence<Lane...>) {
+  return __builtin_shufflevector(a, b, Pattern::lane(Lane)...);
+}
+
+// Within every 4 lanes, interleaves runs of Run lanes from the lower or upper halves: one instruction everywhere.
+template <int Run, bool Upper>
+struct Interleave {
+  static constexpr int lane(int to) {
+    const int within = to % 4, source = within / Run % 2, from = within / (2 * Run) * Run + within % Run;
+    return to - within + from + (Upper ? 2 : 0) + (source ? kLanes : 0);
+  }
+};
+
+// Exchanges blocks of Run lanes between two vectors.
+template <int Run, bool Upper>
+struct Exchange {
+  static constexpr int lane(int to) {
+    const bool second = to / Run % 2;
+    return Upper ? (second ? kLanes + to : to + Run) : (second ? kLanes + to - Run : to);
+  }
+};
+
+template <template <int, bool> class Pattern, int Run>
+inline void cross(Words& a, Words& b) {
+  constexpr auto lanes = std::make_index_sequence<kLanes>{};
+  const Words low = shuffle<Pattern<Run, false>>(a, b, lanes), high = shuffle<Pattern<Run, true>>(a, b, lanes);
+  a = low, b = high;
+}
+
+template <int Run>
+inline void exchange_blocks(Words square[kLanes]) {
+  if constexpr (Run < kLanes) {
+    for (int index = 0; index < kLanes; ++index)
+      if (!(index & Run)) cross<Exchange, Run>(square[index], square[index + Run]);
+    exchange_blocks<2 * Run>(square);
+  }
+}
+
+// Transposes a square of words: 4 by 4 within groups of four lanes, then whole groups.
+inline void transpose(Words square[kLanes]) {
+  for (int row = 0; row < kLanes; row += 4) {
+    Words* quad = square + row;
+    cross<Interleave, 1>(quad[0], quad[1]);
+    cross<Interleave, 1>(quad[2], quad[3]);
+    cross<Interleave, 2>(quad[0], quad[2]);
+    cross<Interleave, 2>(quad[1], quad[3]);
+    std::swap(quad[1], quad[2]);
+  }
+  exchange_blocks<4>(square);
+}
+
+// Packs keys like weights: [blocks of kBlockColumns keys][words of a key][kBlockColumns]; missing keys become zeros.
+template <class T>
+inline void pack_keys(const T* const* keys, int num_keys, int words, uint32_t* packed) {
+  for (int first = 0; first < num_keys; first += kLanes) {
+    uint32_t* target = packed + (ptrdiff_t)(first / kBlockColumns) * words * kBlockColumns + first % kBlockColumns;
+    for (int word = 0; word < words; word += kLanes) {
+      Words square[kLanes];
+      for (int lane = 0; lane < kLanes; ++lane)
+        square[lane] = first + lane < num_keys ? load<Words>((const uint32_t*)keys[first + lane] + word) : Words{};
+      transpose(square);
+      for (int lane = 0; lane < kLanes; ++lane) store(target + (ptrdiff_t)(word + lane) * kBlockColumns, square[lane]);
+    }
+  }
+}
+
+// In place: scores -> exp(scale * (score - max)) over the first `count` keys, 0 after them. Returns max and sum.
+inline void block_softmax(float* scores, int count, float scale, float* maximum_out, float* sum_out) {
+  Floats values[kKeyBlock / kLanes], top = splat(-INFINITY);
+  const Ints lanes = lane_index();
+  for (int v = 0; v < kKeyBlock / kLanes; ++v) {
+    const Ints valid = lanes < (Ints)splat_word(count) - v * kLanes;
+    values[v] = select(valid, load<Floats>(scores + v * kLanes) * splat(scale), splat(-INFINITY));
+    top = maximum(values[v], top);
+  }
+  const float highest = lane_max(top);
+  Floats sum = {};
+  for (int v = 0; v < kKeyBlock / kLanes; ++v) {
+    const Floats weight = exponential(values[v] - splat(highest));
+    store(scores + v * kLanes, weight);
+    sum = sum + weight;
+  }
+  *maximum_out = highest;
+  *sum_out = lane_sum(sum);
+}
+
+constexpr int kMaxValueRows = 6;
+
+// out[Rows][2 * kLanes] = weights[Rows][keys] x values[keys][dims from `dim`], in the order of the keys. The two halves of
+// a bf16 word stay in separate vectors; `unzip` restores the order once at the end.
+template <class T, int Rows>
+inline void weigh_span(const float* weights, const T* const* values, int num_keys, int dim, float* out,
+                       ptrdiff_t out_stride) {
+  Floats sums[Rows][2] = {};
+  for (int key = 0; key < num_keys; ++key) {
+    Floats value[2];
+    Type<T>::load_pair(values[key] + dim, value);
+    value[0] = in_register(value[0]), value[1] = in_register(value[1]);
+    for (int row = 0; row < Rows; ++row) {
+      const Floats weight = splat(weights[row * kKeyBlock + key]);
+      sums[row][0] = fma(weight, value[0], sums[row][0]);
+      sums[row][1] = fma(weight, value[1], sums[row][1]);
+    }
+  }
+  for (int row = 0; row < Rows; ++row)
+    for (int v = 0; v < 2; ++v) store(out + row * out_stride + dim + v * kLanes, sums[row][v]);
+}
+
+template <class T, int Rows = kMaxValueRows>
+inline void weigh_values(int count, const float* weights, const T* const* values, int num_keys, int head_dim, float* out,
+                         ptrdiff_t out_stride) {
+  if constexpr (Rows > 0) {
+    if (count != Rows) return weigh_values<T, Rows - 1>(count, weights, values, num_keys, head_dim, out, out_stride);
+    for (int dim = 0; dim < head_dim; dim += 2 * kLanes)
+      weigh_span<T, Rows>(weights, values, num_keys, dim, out, out_stride);
+  }
+}
+
+template <class T>
+inline void unzip(const float* source, float scale, int head_dim, float* out) {
+  if constexpr (Type<T>::kPerWord == 1) {
+    for (int dim = 0; dim < head_dim; dim += kLanes) store(out + dim, load<Floats>(source + dim) * splat(scale));
+  } else {
+    for (int dim = 0; dim < head_dim; dim += 2 * kLanes)
+      for (int lane = 0; lane < kLanes; ++lane) {
+        out[dim + 2 * lane] = source[dim + lane] * scale;
+        out[dim + 2 * lane + 1] = source[dim + kLanes + lane] * scale;
+      }
+  }
+}
+
+// Softmax state of one (row, head): over one block of keys, or folded over several.
+struct Partial {
+  float *maxima, *sums, *outputs;
+  ptrdiff_t state_stride, output_stride;  // between (row, head) pairs
+
+  Partial at(ptrdiff_t pair) const {
+    return {maxima + pair * state_stride, sums + pair * state_stride, outputs + pair * output_stride, state_stride,
+            output_stride};
+  }
+};
+
+// Adds a later block to the running state of `pairs` (row, head) pairs.
+inline void fold(Partial running, Partial block, int pairs, int head_dim, bool first) {
+  for (int pair = 0; pair < pairs; ++pair) {
+    const Partial a = running.at(pair), b = block.at(pair);
+    const float top = first || b.maxima[0] > a.maxima[0] ? b.maxima[0] : a.maxima[0];
+    const Floats keep = first ? Floats{} : exponential(splat(a.maxima[0] - top));
+    const Floats take = exponential(splat(b.maxima[0] - top));
+    for (int dim = 0; dim < head_dim; dim += kLanes) {
+      const Floats added = load<Floats>(b.outputs + dim) * take;
+      store(a.outputs + dim, first ? added : fma(load<Floats>(a.outputs + dim), keep, added));
+    }
+    const float added = b.sums[0] * take[0];
+    a.sums[0] = first ? added : a.sums[0] * keep[0] + added;
+    a.maxima[0] = top;
+  }
+}
+
+// Per-thread buffers of a task.
+struct TaskBuffers {
+  uint32_t* packed_keys;  // [kKeyBlock * words]
+  float* scores;          // [kMaxTasksRows or group][kKeyBlock]
+};
+
+// One block of keys for consecutive rows that see (a prefix of) the same keys: `counts[row]` of them.
+template <class T>
+inline void attend_block(const float* queries, const T* const* keys, const T* const* values, const int* counts,
+                         int num_rows, int group, int head_dim, float scale, TaskBuffers buffers, Partial out) {
+  const int words = head_dim / Type<T>::kPerWord, pairs = num_rows * group;
+  const int most = *std::max_element(counts, counts + num_rows);
+  pack_keys(keys, most, words, buffers.packed_keys);
+  float accumulators[kGroupRows * kBlockColumns];
+  for (int first = 0; first < pairs; first += kGroupRows) {
+    const int count = std::min(kGroupRows, pairs - first);
+    for (int column = 0; column < most; column += kBlockColumns) {
+      const uint32_t* block = buffers.packed_keys + (ptrdiff_t)(column / kBlockColumns) * words * kBlockColumns;
+      std::memset(accumulators, 0, sizeof(float) * kBlockColumns * count);
+      chunk<T>(queries + (ptrdiff_t)first * head_dim, head_dim, count, block, words, accumulators, block);
+      for (int pair = 0; pair < count; ++pair)
+        std::memcpy(buffers.scores + (ptrdiff_t)(first + pair) * kKeyBlock + column,
+                    accumulators + pair * kBlockColumns, sizeof(float) * kBlockColumns);
+    }
+  }
+  for (int pair = 0; pair < pairs; ++pair) {
+    const Partial target = out.at(pair);
+    block_softmax(buffers.scores + (ptrdiff_t)pair * kKeyBlock, counts[pair / group], scale, target.maxima,
+                  target.sums);
+  }
+  for (int pair = 0; pair < pairs;) {  // pairs that see equally many keys share a tile
+    const int count = counts[pair / group];
+    int tile = 1;
+    while (tile < kMaxValueRows && pair + tile < pairs && counts[(pair + tile) / group] == count) ++tile;
+    weigh_values<T>(tile, buffers.scores + (ptrdiff_t)pair * kKeyBlock, values, count, head_dim, out.at(pair).outputs,
+                    out.output_stride);
+    pair += tile;
+  }
+}
+
+}  // namespace native

@@ -1,0 +1,124 @@
+// Matrix products of a few fp32 rows with packed weights, one accumulator chain per (row, column).
+//
+// Weights are packed in blocks of kBlockColumns output columns, [blocks][words][kBlockColumns] 32-bit words: a word
+// holds one fp32 or two bf16 neighbours along the inner dimension. Every (row, column) value is ONE chain of fused
+// multiply-adds in the order of the inner index, whichever tile shape, chunking or thread computes it: chunks park the
+// fp32 accumulators in memory, which is exact. So a row's bits never depend on the other rows.
+#pragma once
+
+#include <algorithm>
+
+#include "layout.h"
+#include "simd.h"
+#include "tile_avx2.h"
+
+namespace native {
+
+constexpr int kBlockColumns = kLanes * kBlockVectors;
+constexpr int kGroupRows = 64;   // rows whose accumulators are parked between chunks
+constexpr int kChunkWords = 96;  // inner words per chunk: two chunks of weights fit in L1, one used, one arriving
+constexpr ptrdiff_t kStreamAhead = 6144;  // bytes to prefetch ahead when every weight is used once
+constexpr ptrdiff_t kWordBytes = sizeof(uint32_t) * kBlockColumns;
+
+// Where the next weights are prefetched from while a tile is computed.
+struct Ahead {
+  const char* address;
+  ptrdiff_t step;  // bytes per word of the inner dimension
+};
+
+// accumulators[row][column] += rows x one block over `words` words of the inner dimension.
+template <class T, int Rows>
+inline void tile(const float* rows, ptrdiff_t row_stride, const uint32_t* weights, int words, float* accumulators,
+                 Ahead ahead) {
+  constexpr int per_word = Type<T>::kPerWord;
+#ifdef NATIVE_HAS_ASM_TILE
+  if constexpr (per_word == 2 && Rows == 4) {
+    tile_bf16_4x3(rows, row_stride, weights, words, accumulators, ahead.address, ahead.step);
+    return;
+  }
+#endif
+  Floats sums[Rows][kBlockVectors];
+  for (int row = 0; row < Rows; ++row)
+    for (int v = 0; v < kBlockVectors; ++v) sums[row][v] = load<Floats>(accumulators + row * kBlockColumns + v * kLanes);
+  for (int word = 0; word < words; ++word, weights += kBlockColumns, ahead.address += ahead.step) {
+    for (int line = 0; line < kWordBytes; line += 48) __builtin_prefetch(ahead.address + line);
+    const float* activations = rows + word * per_word;
+    Floats unpacked[kBlockVectors];
+    for (int v = 0; v < kBlockVectors; ++v)
+      unpacked[v] = in_register(Type<T>::template unpack<0>(load<Words>(weights + v * kLanes)));
+    for (int row = 0; row < Rows; ++row) {
+      const Floats activation = splat(activations[row * row_stride]);
+      for (int v = 0; v < kBlockVectors; ++v) sums[row][v] = fma(activation, unpacked[v], sums[row][v]);
+    }
+    if constexpr (per_word == 2) {
+      for (int v = 0; v < kBlockVectors; ++v)
+        unpacked[v] = in_register(Type<T>::template unpack<1>(load<Words>(weights + v * kLanes)));
+      for (int row = 0; row < Rows; ++row) {
+        const Floats activation = splat(activations[row * row_stride + 1]);
+        for (int v = 0; v < kBlockVectors; ++v) sums[row][v] = fma(activation, unpacked[v], sums[row][v]);
+      }
+    }
+  }
+  for (int row = 0; row < Rows; ++row)
+    for (int v = 0; v < kBlockVectors; ++v) store(accumulators + row * kBlockColumns + v * kLanes, sums[row][v]);
+}
+
+// Calls tile<T, count> for a count known at run time.
+template <class T, int Rows = kMaxTileRows>
+inline void tile_of(int count, const float* rows, ptrdiff_t row_stride, const uint32_t* weights, int words,
+                    float* accumulators, Ahead ahead) {
+  if constexpr (Rows > 0) {
+    if (count == Rows)
+      tile<T, Rows>(rows, row_stride, weights, words, accumulators, ahead);
+    else
+      tile_of<T, Rows - 1>(count, rows, row_stride, weights, words, accumulators, ahead);
+  }
+}
+
+// All rows over one chunk, in row tiles of nearly equal size; each tile prefetches its share of what follows.
+template <class T>
+inline void chunk(const float* rows, ptrdiff_t row_stride, int num_rows, const uint32_t* weights, int words,
+                  float* accumulators, const void* next) {
+  const int tiles = (num_rows + kMaxTileRows - 1) / kMaxTileRows;
+  const ptrdiff_t step = (kWordBytes + tiles - 1) / tiles;
+  for (int index = 0, row = 0; index < tiles; ++index) {
+    const int count = (num_rows - row) / (tiles - index);
+    tile_of<T>(count, rows + row * row_stride, row_stride, weights, words, accumulators + row * kBlockColumns,
+               {(const char*)next + index * step * words, step});
+    row += count;
+  }
+}
+
+// accumulators[num_rows][kBlockColumns] = rows[num_rows][inner] x one block of packed weights; num_rows <= kGroupRows.
+template <class T>
+inline void block_product(const float* rows, ptrdiff_t row_stride, int num_rows, const uint32_t* weights, int words,
+                          float* accumulators) {
+  std::memset(accumulators, 0, sizeof(float) * kBlockColumns * num_rows);
+  const bool once = num_rows <= kMaxTileRows;
+  const int chunks = once ? 1 : (words + kChunkWords - 1) / kChunkWords;
+  for (int index = 0; index < chunks; ++index) {
+    const Range part = share(words, index, chunks);
+    const uint32_t* first = weights + (ptrdiff_t)part.first * kBlockColumns;
+    const int count = part.last - part.first;
+    chunk<T>(rows + part.first * Type<T>::kPerWord, row_stride, num_rows, first, count, accumulators,
+             (const char*)first + (once ? kStreamAhead : count * kWordBytes));
+  }
+}
+
+// Products of all rows with a range of blocks; sink(row, column, sums) takes each row's kBlockColumns results.
+template <class T, class Sink>
+inline void product(const float* rows, ptrdiff_t row_stride, int num_rows, const uint32_t* weights, int words,
+                    Range blocks, Sink sink) {
+  alignas(64) float accumulators[kGroupRows * kBlockColumns];
+  for (int first = 0; first < num_rows; first += kGroupRows) {
+    const int count = std::min(kGroupRows, num_rows - first);
+    for (int block = blocks.first; block < blocks.last; ++block) {
+      block_product<T>(rows + first * row_stride, row_stride, count, weights + (ptrdiff_t)block * words * kBlockColumns,
+                       words, accumulators);
+      for (int row = 0; row < count; ++row)
+        sink(first + row, block * kBlockColumns, accumulators + row * kBlockColumns);
+    }
+  }
+}
+
+}  // namespace native
