@@ -52,7 +52,7 @@ def assemble_engine(config: EngineConfig, mesh: Mesh) -> SpeculativeEngine:
     dtype = getattr(torch, config.dtype)
     source = resolve_model(config.model)
     tokenizer = load_tokenizer(source)
-    probe = _probe(config)
+    probe = configured_probe(config)
     model = load_model(str(source), dtype=dtype, mesh=mesh, max_model_len=config.max_model_len)
     if probe is not None:
         probe.check(model.config, config.model)
@@ -87,7 +87,7 @@ def _discard(result: object) -> None:
     """Step times need the pass, not its result."""
 
 
-def _probe(config: EngineConfig) -> Probe | None:
+def configured_probe(config: EngineConfig) -> Probe | None:
     """The probe the user names, else the one shipped for the model, if any."""
     path = config.speculation.probe or shipped_probe(config.model)
     if path is not None:

@@ -102,7 +102,9 @@ class SpeculativeEngine:
                 ignore_eos=ignore_eos,
             )
         )
-        clock, events, records = _Clock(), [], []
+        clock = _Clock()
+        events: list[TokenEvent] = []
+        records: list[StepRecord] = []
         while self.has_work:
             outcome = self.step()
             events += outcome.events

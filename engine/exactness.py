@@ -90,7 +90,7 @@ def _run(model: Decoder, kv: KVCache, attention: AttentionBackend, hidden: Tenso
     tree = TokenTree((0,) * count, (-1, *[0] * (count - 1)))
     block = build_block([SequenceRows(0, _PREFIX, tree, wants_all=True)])
     layer = next(iter(model.layers.values()))
-    output = layer(hidden, BlockContext(block, kv, attention))
+    output: Tensor = layer(hidden, BlockContext(block, kv, attention))
     if model.head is None:
         return output.double()
     values, ids, runner_up = model.top(output)

@@ -68,7 +68,7 @@ class ModelRunner:
     def _forward(self, block: Block, tap: Tap | None) -> Tensor:
         context = BlockContext(block, self.kv, self._attention, tap)
         if self._mesh.is_first_stage:
-            hidden = self.model(block.token_ids, context)
+            hidden: Tensor = self.model(block.token_ids, context)
         else:
             shape = (block.token_ids.numel(), self.model.config.hidden_size)
             received = torch.empty(shape, dtype=self.model.dtype)

@@ -167,10 +167,11 @@ class Scheduler:
         if not draft.candidates:
             return chain([pending])
         candidates = [candidate[: view.max_draft_tokens] for candidate in draft.candidates]
-        if self._row_budget != "auto":
-            limit = max_nodes if self._row_budget == "full" else min(max_nodes, self._row_budget)
-            return merge_candidates(pending, candidates, limit)
+        if isinstance(self._row_budget, int):
+            return merge_candidates(pending, candidates, min(max_nodes, self._row_budget))
         tree = merge_candidates(pending, candidates, max_nodes)
+        if self._row_budget == "full":
+            return tree
         probabilities = self._estimate.node_probabilities(draft, tree)
         if self._step_times is None:
             return tree

@@ -23,7 +23,8 @@ class RowwiseAttention:
         layout = block.layout
         self._slots = layout.row_slot.tolist()
         self._prefixes = layout.row_prefix.tolist()
-        self._paths = layout.path_rows.long().split(layout.path_offsets.diff().tolist())
+        lengths = layout.path_offsets.diff().tolist()
+        self._paths = torch.split(layout.path_rows.long(), lengths)
 
     def __call__(self, layer: int, query_RQD: Tensor) -> Tensor:
         """Attend with the keys already in cache and scratch; returns [R, Q, D]."""

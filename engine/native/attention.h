@@ -93,24 +93,28 @@ inline void pack_keys(const T* const* keys, int num_keys, int words, uint32_t* p
   }
 }
 
-// In place: scores -> exp(scale * (score - max)) over the first `count` keys, 0 after them. Returns max and sum.
-inline void block_softmax(float* scores, int count, float scale, float* maximum_out, float* sum_out) {
-  Floats values[kKeyBlock / kLanes], top = splat(-INFINITY);
-  const Ints lanes = lane_index();
+// Scales a row of scores in place, hides keys from `count` on, and returns the maximum.
+inline float scale_scores(float* scores, int count, float scale) {
+  Floats top = splat(-INFINITY);
   for (int v = 0; v < kKeyBlock / kLanes; ++v) {
-    const Ints valid = lanes < (Ints)splat_word(count) - v * kLanes;
-    values[v] = select(valid, load<Floats>(scores + v * kLanes) * splat(scale), splat(-INFINITY));
-    top = maximum(values[v], top);
+    Floats value = load<Floats>(scores + v * kLanes) * splat(scale);
+    if (count < kKeyBlock)
+      value = select(lane_index() < (Ints)splat_word(count - v * kLanes), value, splat(-INFINITY));
+    store(scores + v * kLanes, value);
+    top = maximum(value, top);
   }
-  const float highest = lane_max(top);
+  return lane_max(top);
+}
+
+// In place: scores -> exp(score - highest); returns their sum.
+inline float exponentiate(float* scores, float highest) {
   Floats sum = {};
   for (int v = 0; v < kKeyBlock / kLanes; ++v) {
-    const Floats weight = exponential(values[v] - splat(highest));
+    const Floats weight = exponential(load<Floats>(scores + v * kLanes) - splat(highest));
     store(scores + v * kLanes, weight);
     sum = sum + weight;
   }
-  *maximum_out = highest;
-  *sum_out = lane_sum(sum);
+  return lane_sum(sum);
 }
 
 constexpr int kMaxValueRows = 6;
@@ -211,11 +215,10 @@ inline void attend_block(const float* queries, const T* const* keys, const T* co
                     accumulators + pair * kBlockColumns, sizeof(float) * kBlockColumns);
     }
   }
-  for (int pair = 0; pair < pairs; ++pair) {
-    const Partial target = out.at(pair);
-    block_softmax(buffers.scores + (ptrdiff_t)pair * kKeyBlock, counts[pair / group], scale, target.maxima,
-                  target.sums);
-  }
+  for (int pair = 0; pair < pairs; ++pair)
+    *out.at(pair).maxima = scale_scores(buffers.scores + (ptrdiff_t)pair * kKeyBlock, counts[pair / group], scale);
+  for (int pair = 0; pair < pairs; ++pair)
+    *out.at(pair).sums = exponentiate(buffers.scores + (ptrdiff_t)pair * kKeyBlock, *out.at(pair).maxima);
   for (int pair = 0; pair < pairs;) {  // pairs that see equally many keys share a tile
     const int count = counts[pair / group];
     int tile = 1;

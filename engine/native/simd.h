@@ -75,11 +75,9 @@ inline Floats in_register(Floats value) {
   return value;
 }
 
-inline Floats select(Ints mask, Floats yes, Floats no) {
-  return (Floats)(((Ints)yes & mask) | ((Ints)no & ~mask));
-}
-
-inline Floats maximum(Floats a, Floats b) { return select(a > b, a, b); }
+inline Floats select(Ints mask, Floats yes, Floats no) { return mask ? yes : no; }
+inline Floats maximum(Floats a, Floats b) { return a > b ? a : b; }
+inline Floats minimum(Floats a, Floats b) { return a < b ? a : b; }
 
 inline Ints lane_index() {
   Ints index;
@@ -114,8 +112,8 @@ inline float lane_max(Floats value) {
 // e^x to about 1 ulp: x = n ln2 + r with |r| <= ln2 / 2, Taylor series of degree 7 in r (its remainder is 5e-9).
 // Below -87.3 the result is 0, above 88 it is e^88.
 inline Floats exponential(Floats x) {
-  const Ints tiny = x < splat(-87.3f);
-  x = select(x > splat(88.0f), splat(88.0f), select(tiny, splat(-87.3f), x));
+  const Ints normal = x >= splat(-87.3f);
+  x = minimum(maximum(x, splat(-87.3f)), splat(88.0f));
   const Floats magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
   const Floats shifted = fma(x, splat(1.44269504f), magic);
   const Floats n = shifted - magic;
@@ -130,7 +128,7 @@ inline Floats exponential(Floats x) {
   y = fma(y, r, splat(1.0f));
   y = fma(y, r, splat(1.0f));
   const Words power = ((Words)shifted << 23) + splat_word(0x3f800000u);
-  return select(tiny, Floats{}, y * (Floats)power);
+  return (Floats)((Ints)(y * (Floats)power) & normal);
 }
 
 // What a storage type means: how it is rounded to, loaded, stored, and unpacked from 32-bit words.

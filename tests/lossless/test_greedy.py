@@ -11,6 +11,7 @@ import torch
 from engine.attention.masked import MaskedAttention
 from engine.attention.rowwise import RowwiseAttention
 from engine.config import SpeculationConfig, speculation
+from engine.interfaces import Site
 from engine.models.config import ModelConfig
 from engine.probe import Probe
 from parallel.mesh import Mesh
@@ -58,7 +59,7 @@ def probe(layer: int = 1) -> Probe:
         weight=torch.randn(36, generator=generator),
         threshold=0.5,
         layer=layer,
-        site="attention",
+        site=Site.ATTENTION,
         model_id="tiny",
     )
 

@@ -11,6 +11,8 @@ from engine.block import SequenceRows
 from engine.candidates import chain
 from engine.config import speculation
 from engine.control import Verdict
+from engine.engine import SpeculativeEngine
+from engine.models.layers import Linear
 from engine.records import Request
 from parallel.mesh import Mesh
 from tests.lossless.test_greedy import CONFIG, MAX_TOKENS, probe, repetitive_prompts
@@ -88,20 +90,25 @@ def disagreeing_logits(mesh: Mesh, prompt: tuple[int, ...]) -> list[int]:
     """Rank 1 of a vocabulary tie adds noise; both ranks report the tokens they committed."""
     engine = build_engine(TinyEngine(config=CONFIG), mesh)
     head = engine._runner.model.head
-    assert head is not None
+    assert isinstance(head, Linear)
     head.weight.data.fill_(0.25)  # every logit ties: the lowest id must win
     if mesh.tp_rank == 1:
         head.weight.data.mul_(1 + 1e-9)
     if not engine.is_coordinator:
         engine.follow()
-        return [engine._runner.kv.keys.abs().sum(-1).gt(0)[0, 0, 0].sum().item()]
+        return [num_committed(engine)]
     engine.add(Request(request_id="r", prompt_ids=prompt, max_tokens=6))
-    tokens = []
+    tokens: list[int] = []
     while engine.has_work:
         for event in engine.step().events:
             tokens.extend(event.token_ids)
     engine.stop()
-    return [*tokens, engine._runner.kv.keys.abs().sum(-1).gt(0)[0, 0, 0].sum().item()]
+    return [*tokens, num_committed(engine)]
+
+
+def num_committed(engine: SpeculativeEngine) -> int:
+    """Entries of slot 0's first layer and head."""
+    return int(engine._runner.kv.keys[0, 0, 0].abs().sum(-1).gt(0).sum())
 
 
 def test_ranks_that_compute_different_logits_commit_the_same_tokens() -> None:

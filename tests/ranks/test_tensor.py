@@ -93,7 +93,7 @@ def expected(smollm: Path) -> dict[str, Tensor]:
 def test_every_grid_gives_the_logits_of_one_device(
     tp: int, pp: int, smollm: Path, expected: dict[str, Tensor]
 ) -> None:
-    """Catches a wrong slice, a missing sum, a layer on the wrong stage; tp 2 is uneven (6 and 3)."""
+    """Catches a wrong slice, a missing sum, a layer on the wrong stage; tp 2 is uneven (6, 3)."""
     results = run_ranks(forward_rank, tp, pp, smollm, SMOLLM)
     last_stage = results[-tp:]
     logits = torch.cat([result["logits"] for result in last_stage], dim=1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from engine.records import CopyIndexShape, Draft, SequenceView
@@ -15,7 +15,7 @@ class Adversary:
 
     kind: str
     """right, wrong, duplicates, random or mixed."""
-    answers: dict[str, Sequence[int]]
+    answers: Mapping[str, Sequence[int]]
     """The true output of every request, which 'right', 'wrong' and 'mixed' use."""
     vocab_size: int
     num_candidates: int = 3

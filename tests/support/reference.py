@@ -40,7 +40,7 @@ def greedy_decode(model: Decoder, prompt_ids: Sequence[int], max_tokens: int) ->
     """Plain greedy decoding that recomputes the whole sequence for every token."""
     token_ids = list(prompt_ids)
     for _ in range(max_tokens):
-        hidden = model(torch.tensor(token_ids), CausalContext(len(token_ids)))  # type: ignore[arg-type]
+        hidden = model(torch.tensor(token_ids), CausalContext(len(token_ids)))
         token_ids.append(int(model.logits(hidden[-1:]).argmax()))
     return tuple(token_ids[len(prompt_ids) :])
 

@@ -17,7 +17,8 @@ def run(tiny: TinyEngine, request: Request) -> tuple[list[TokenEvent], list[Step
     """One request to its end."""
     engine = build_engine(tiny, Mesh.single())
     engine.add(request)
-    events, records = [], []
+    events: list[TokenEvent] = []
+    records: list[StepRecord] = []
     while engine.has_work:
         outcome = engine.step()
         events.extend(outcome.events)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -52,16 +53,16 @@ class Fussy(nn.Module):
 def fussy_model(bad_counts: set[int]) -> Decoder:
     """A model whose first MLP is fussy, every other linear layer being computed row by row."""
     model = random_decoder(CONFIG, dtype=torch.float32)
-    for layer in model.layers.values():
-        for block, name in [
-            (layer.attention, "qkv"),
-            (layer.attention, "o"),
-            (layer.mlp, "gate_up"),
-        ]:
-            setattr(block, name, RowByRow(getattr(block, name)))
-        layer.mlp.down = Fussy(layer.mlp.down, bad_counts)
-    model.head = RowByRow(model.head)
+    for index in model.layer_indices:
+        for name in ("attention.qkv", "attention.o", "mlp.gate_up"):
+            _replace(model, f"layers.{index}.{name}", RowByRow)
+        _replace(model, f"layers.{index}.mlp.down", lambda inner: Fussy(inner, bad_counts))
+    _replace(model, "head", RowByRow)
     return model
+
+
+def _replace(model: Decoder, name: str, wrap: Callable[[nn.Module], nn.Module]) -> None:
+    model.set_submodule(name, wrap(model.get_submodule(name)))
 
 
 class RowByRow(nn.Module):

@@ -6,7 +6,7 @@ from drafters.copy_index import CopyIndex
 from engine.block import SequenceRows
 from engine.candidates import merge_candidates
 from engine.judge import Judgement, RowResults, judge
-from engine.records import Draft, Request
+from engine.records import Draft, Request, TokenEvent
 from engine.sequence import Sequence
 
 PROMPT = (5, 6, 7, 5, 6)
@@ -32,6 +32,12 @@ def run(sequence: Sequence, next_ids: list[int], scores: list[float], stop: set[
     return judge(sequence, rows, results, stop_ids=stop, near_tie_margin=0.01, verify_ms=1.0)
 
 
+def event_of(judgement: Judgement) -> TokenEvent:
+    """The event of a step that brought tokens."""
+    assert judgement.event is not None
+    return judgement.event
+
+
 def test_kappa_gram_ends_at_the_pending_token() -> None:
     """Before the step the suffix (6, 7) is found at positions 1-2 and its continuation is 5."""
     found = decoding_sequence().copies.continuations(match_length=2, max_candidates=1, max_tokens=3)
@@ -47,7 +53,7 @@ def test_probe_is_read_at_the_last_accepted_row() -> None:
     assert sequence.committed_length == 7
     assert judgement.commit.rows == (4, 5)
     assert judgement.commit.start_length == 5
-    assert judgement.event.sources == ("copy", "verifier")
+    assert event_of(judgement).sources == ("copy", "verifier")
     assert (judgement.record.accepted, judgement.record.output) == (1, 2)
 
 
@@ -64,16 +70,16 @@ def test_stop_token_inside_a_block_ends_the_request_there() -> None:
     """Token 5 stops; 6, also accepted, never becomes output."""
     sequence = decoding_sequence()
     judgement = run(sequence, [5, 6, 3], [0.0] * 3, {5})
-    assert judgement.event.token_ids == (5,)
-    assert judgement.event.finish_reason == "stop"
+    assert event_of(judgement).token_ids == (5,)
+    assert event_of(judgement).finish_reason == "stop"
 
 
 def test_max_tokens_cuts_a_block() -> None:
     """One token was produced already and two may come, though three were verified."""
     sequence = decoding_sequence(max_tokens=3)
     judgement = run(sequence, [5, 6, 3], [0.0] * 3, set())
-    assert judgement.event.token_ids == (5, 6)
-    assert judgement.event.finish_reason == "length"
+    assert event_of(judgement).token_ids == (5, 6)
+    assert event_of(judgement).finish_reason == "length"
 
 
 def test_max_model_len_ends_a_request_and_clips_its_drafts() -> None:
@@ -81,8 +87,8 @@ def test_max_model_len_ends_a_request_and_clips_its_drafts() -> None:
     sequence = decoding_sequence(max_model_len=7)
     assert sequence.view().max_draft_tokens == 0
     judgement = run(sequence, [5, 6, 3], [0.0] * 3, set())
-    assert judgement.event.token_ids == (5,)
-    assert judgement.event.finish_reason == "length"
+    assert event_of(judgement).token_ids == (5,)
+    assert event_of(judgement).finish_reason == "length"
 
 
 def test_near_ties_are_recorded_with_their_position() -> None:
