@@ -17,6 +17,9 @@ from torch import Tensor
 
 from engine.candidates import TokenTree
 
+_LONG = 24
+"""Rows from which numpy is faster than a loop."""
+
 
 @dataclass(frozen=True, slots=True)
 class SequenceRows:
@@ -131,10 +134,10 @@ class _LayoutBuilder:
 
 
 def _path_nodes(tree: TokenTree) -> np.ndarray:
-    """All nodes' paths one after the other; a chain (a long prompt) gets the fast form."""
-    if tree.is_chain:
+    """All nodes' paths one after the other; a long chain (a prompt) gets the vectorised form."""
+    if len(tree.token_ids) > _LONG and tree.is_chain:
         return np.tril_indices(len(tree.token_ids))[1]
-    return np.concatenate([np.asarray(path) for path in tree.paths()])
+    return np.array([node for path in tree.paths() for node in path])
 
 
 def _starts(counts: Sequence[int]) -> tuple[int, ...]:

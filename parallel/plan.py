@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from fnmatch import fnmatchcase
 
-from torch import Tensor, cat
+from torch import Tensor, cat, empty
 
 
 class ShardStyle(Enum):
@@ -49,10 +49,17 @@ class Shard:
         return sum(len(run) for run in self.runs)
 
     def narrow(self, full: Tensor) -> Tensor:
-        """The local part of a full tensor (real or meta), contiguous."""
+        """The local part of a full tensor (real or meta), contiguous.
+
+        A meta tensor gets its shape directly: the first ``cat`` on the meta device makes torch
+        import its compiler, seconds at every start.
+        """
         dim = self.style.dim
         if dim is None:
             return full
+        if full.is_meta:
+            shape = [*full.shape[:dim], self.length, *full.shape[dim + 1 :]]
+            return empty(shape, dtype=full.dtype, device=full.device)
         parts = [full.narrow(dim, run.start, len(run)) for run in self.runs]
         return cat(parts, dim).contiguous()
 

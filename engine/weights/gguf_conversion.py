@@ -25,7 +25,7 @@ from torch import Tensor
 from engine.weights.checkpoint import INDEX_NAME
 from engine.weights.gguf_tokenizer import save_gguf_tokenizer
 
-_VERSION = 1
+_VERSION = 2
 """Raise it when the output changes: old conversions are then made anew."""
 
 _SHARD_BYTES = 1 << 30
@@ -60,7 +60,7 @@ def convert_gguf(file: Path, cache_dir: Path) -> Path:
     if target.is_dir():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(target.with_suffix(".lock")):
+    with FileLock(target.parent / f"{target.name}.lock"):
         if not target.is_dir():
             _convert_atomically(file, target)
     return target
@@ -86,8 +86,10 @@ def _convert(file: Path, directory: Path) -> None:
 
 
 def _save_shards(tensors: Iterator[tuple[str, Tensor]], directory: Path) -> None:
+    """Shards with an index that transformers and vLLM read too, which insist on a total size."""
     weight_map: dict[str, str] = {}
     shard: dict[str, Tensor] = {}
+    total_bytes = 0
 
     def flush() -> None:
         name = f"model-{len(set(weight_map.values())):05d}.safetensors"
@@ -97,11 +99,13 @@ def _save_shards(tensors: Iterator[tuple[str, Tensor]], directory: Path) -> None
 
     for name, tensor in tensors:
         shard[name] = tensor
+        total_bytes += tensor.nbytes
         if sum(held.nbytes for held in shard.values()) > _SHARD_BYTES:
             flush()
     if shard:
         flush()
-    (directory / INDEX_NAME).write_text(json.dumps({"weight_map": weight_map}, indent=0) + "\n")
+    index = {"metadata": {"total_size": total_bytes}, "weight_map": weight_map}
+    (directory / INDEX_NAME).write_text(json.dumps(index, indent=0) + "\n")
 
 
 def _tensors(reader: GGUFReader, config: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:

@@ -5,35 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
-from torch.nn import functional
 
-from engine.interfaces import Site
 from engine.models.decoder import Decoder
-
-
-class CausalContext:
-    """A step context for one whole sequence: plain causal attention, nothing cached."""
-
-    def __init__(self, length: int) -> None:
-        self.positions = torch.arange(length)
-        self.observed: dict[tuple[int, Site], Tensor] = {}
-
-    def attend(
-        self, layer_index: int, query_RQD: Tensor, key_RKD: Tensor, value_RKD: Tensor
-    ) -> Tensor:
-        """Causal attention over the sequence's own rows."""
-        del layer_index
-        group = query_RQD.shape[1] // key_RKD.shape[1]
-        key = key_RKD.repeat_interleave(group, dim=1).transpose(0, 1)
-        value = value_RKD.repeat_interleave(group, dim=1).transpose(0, 1)
-        return functional.scaled_dot_product_attention(
-            query_RQD.transpose(0, 1), key, value, is_causal=True
-        ).transpose(0, 1)
-
-    def observe(self, layer_index: int, site: Site, hidden_RH: Tensor) -> None:
-        """Keep every residual state."""
-        self.observed[layer_index, site] = hidden_RH.clone()
+from tests.support.causal import CausalContext
 
 
 def greedy_decode(model: Decoder, prompt_ids: Sequence[int], max_tokens: int) -> tuple[int, ...]:

@@ -1,0 +1,1 @@
+"""Commands: the only code that reads arguments and the environment."""

@@ -1,0 +1,143 @@
+"""``python -m launch.bench table1``: the methods side by side on one workload.
+
+Also under ``torchrun --nproc-per-node N -m launch.bench``: the ranks form one tensor-parallel
+verifier unless the flags say otherwise. Every rank assembles the same engine; the coordinator
+measures, the others follow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from drafters.assemble import assemble_engine
+from engine.engine import SpeculativeEngine
+from launch.bench.journal import Journal, Session
+from launch.bench.measure import Contestant, EngineContestant, measure
+from launch.bench.peers.client import PeerContestant, PeerOptions, start_peers
+from launch.bench.plan import BenchFlags, Plan, make_plan
+from launch.bench.ranks import joined_mesh, launched_rank, launched_world_size, process_ids
+from launch.bench.report import write_report
+from launch.bench.runs import Run
+from launch.bench.workloads import Prompt
+from launch.cli import parse, user_errors
+from launch.provenance import command_line, versions, write_provenance
+
+PROG = "python -m launch.bench"
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure what is missing, then report everything in the result directory."""
+    flags = parse(BenchFlags, argv, prog=PROG, description="Methods side by side on one workload.")
+    speaks = launched_rank() == 0
+    with user_errors(PROG, speaks=speaks):
+        plan = make_plan(flags, world_size=launched_world_size())
+        plan.out.mkdir(parents=True, exist_ok=True)
+    journal = Journal(plan.out)
+    session = _session(plan, journal)
+    if session is not None:
+        _run_session(plan, session, journal)
+    if speaks:
+        write_report(Journal(plan.out), plan.out)
+
+
+def _session(plan: Plan, journal: Journal) -> Session | None:
+    """Rows still to be measured, beside vanilla; against other libraries always all rows."""
+    if plan.peers:
+        wanted = plan.rows
+    else:
+        wanted = tuple(r for r in plan.rows if not journal.is_finished(plan.settings, r))
+        if wanted and wanted[0] != plan.rows[0]:
+            wanted = (plan.rows[0], *wanted)
+    if not wanted:
+        return None
+    return Session(settings=plan.settings, rows=wanted, command=command_line(), versions=versions())
+
+
+def _run_session(plan: Plan, session: Session, journal: Journal) -> None:
+    """Every rank: assemble and take part."""
+    prompts = journal.missing(session, plan.prompts)
+    if not prompts:
+        return
+    config = plan.config
+    with joined_mesh(config.tensor_parallel_size, config.pipeline_parallel_size) as mesh:
+        with user_errors(PROG, speaks=mesh.is_coordinator):
+            engine = assemble_engine(config, mesh)
+        processes = process_ids()
+        if not mesh.is_coordinator:
+            engine.follow()
+            return
+        try:
+            _measure(plan, session, journal, _ours(plan, session, engine, processes), prompts)
+        finally:
+            engine.stop()
+
+
+def _ours(
+    plan: Plan, session: Session, engine: SpeculativeEngine, processes: tuple[int, ...]
+) -> list[EngineContestant]:
+    labels = {row.label for row in session.rows}
+    return [
+        EngineContestant(
+            label=variant.label,
+            engine=engine,
+            speculation=variant.speculation,
+            processes=processes,
+        )
+        for variant in plan.variants
+        if variant.label in labels
+    ]
+
+
+def _measure(
+    plan: Plan,
+    session: Session,
+    journal: Journal,
+    ours: Sequence[EngineContestant],
+    prompts: Sequence[Prompt],
+) -> None:
+    """The coordinator: start the peers, measure, stop them."""
+    write_provenance(plan.out, plan.config)
+    journal.open(session)
+    with user_errors(PROG):
+        peers = start_peers(plan.peers, peer_python=plan.peer_python, options=_peer_options(plan))
+    contestants: list[Contestant] = [*ours, *peers]
+    try:
+        with _progress() as bar:
+            task = bar.add_task(plan.settings.workload, total=len(prompts) * len(contestants))
+
+            def note(label: str, prompt: Prompt, run: Run) -> None:
+                journal.add(session, label, prompt, run)
+                bar.advance(task)
+
+            measure(contestants, prompts, max_tokens=plan.settings.max_tokens, on_run=note)
+    finally:
+        _close(peers)
+
+
+def _close(peers: Sequence[PeerContestant]) -> None:
+    for peer in peers:
+        peer.close()
+
+
+def _peer_options(plan: Plan) -> PeerOptions:
+    return PeerOptions(
+        peer="",
+        mode="",
+        python="",
+        model=plan.model_directory,
+        dtype=plan.config.dtype,
+        threads=plan.settings.threads,
+        max_model_len=plan.config.max_model_len,
+    )
+
+
+def _progress() -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    return Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Other inference libraries as opponents, each in a process of its own."""

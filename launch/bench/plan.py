@@ -1,0 +1,156 @@
+"""From flags to everything a table needs, checked before anything is started."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from engine.config import EngineConfig
+from engine.tokenizer import load_tokenizer
+from engine.weights import resolve_model
+from launch.bench.cells import Row, Settings
+from launch.bench.methods import VANILLA, Variant, parse_variants, shared_speculation
+from launch.bench.peers.client import MODES
+from launch.bench.workloads import Prompt, check_lengths, load_workload
+from launch.cli import Positional, Repeated
+from launch.recipes import EngineFlags, engine_config
+
+TABLES = ("table1",)
+OURS = "switchsteer"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchFlags(EngineFlags):
+    """Flags of ``python -m launch.bench``."""
+
+    table: Positional[str] = "table1"
+    """Which table: table1 compares methods."""
+    methods: str = "vanilla,prompt_lookup,copy_spec,switch_sd"
+    """Rows, comma separated; METHOD:KEY=VALUE changes a speculative-config key for one row."""
+    workload: str = "humaneval"
+    """humaneval, or a JSONL file with a prompt per line."""
+    limit: int | None = None
+    """Number of prompts; by default all of the workload."""
+    max_tokens: int = 128
+    """Longest answer."""
+    out: Path = Path("results/table1")
+    """Result directory; a broken-off run continues there."""
+    threads: int | None = None
+    """Threads of a whole system, all its ranks together; by default the machine's cores."""
+    peer: Repeated[tuple[str, ...]] = ()
+    """Another library in the same run: transformers or vllm."""
+    peer_python: str | None = None
+    """Python of the environment that has vllm."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What to measure."""
+
+    config: EngineConfig
+    variants: tuple[Variant, ...]
+    peers: tuple[str, ...]
+    peer_python: str | None
+    model_directory: Path
+    prompts: tuple[Prompt, ...]
+    settings: Settings
+    out: Path
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """All rows of the table, our vanilla first."""
+        return (*map(_our_row, self.variants), *_peer_rows(self.peers))
+
+
+def make_plan(flags: BenchFlags, *, world_size: int) -> Plan:
+    """Check the flags and read the prompts.
+
+    Raises:
+        ValueError: whatever the user got wrong, in one sentence.
+    """
+    _check(flags)
+    variants = parse_variants(flags.methods, flags.speculative_config)
+    config = _config(flags, variants, world_size)
+    directory = resolve_model(config.model)
+    prompts = load_workload(flags.workload, load_tokenizer(directory), limit=flags.limit)
+    check_lengths(prompts, max_tokens=flags.max_tokens, max_model_len=config.max_model_len)
+    return Plan(
+        config=config,
+        variants=variants,
+        peers=tuple(flags.peer),
+        peer_python=flags.peer_python,
+        model_directory=directory,
+        prompts=prompts,
+        settings=_settings(flags, config, len(prompts)),
+        out=flags.out,
+    )
+
+
+def _check(flags: BenchFlags) -> None:
+    if flags.table not in TABLES:
+        raise ValueError(f"TABLE must be one of {', '.join(TABLES)}, not {flags.table!r}.")
+    for name in ("limit", "max_tokens", "threads"):
+        value = getattr(flags, name)
+        if value is not None and value < 1:
+            raise ValueError(f"--{name.replace('_', '-')} must be 1 or more, not {value}.")
+    for peer in flags.peer:
+        if peer not in MODES:
+            raise ValueError(f"--peer must be one of {', '.join(MODES)}, not {peer!r}.")
+        if flags.peer.count(peer) > 1:
+            raise ValueError(f"--peer names {peer} twice.")
+    if flags.out.exists() and not flags.out.is_dir():
+        raise ValueError(f"--out must be a directory, and {str(flags.out)!r} is a file.")
+
+
+def _config(flags: BenchFlags, variants: tuple[Variant, ...], world_size: int) -> EngineConfig:
+    """One engine for all rows: one sequence at a time, ranks as launched."""
+    config = engine_config(replace(flags, speculative_config=None))
+    if flags.tensor_parallel_size is None:
+        size = max(1, world_size // config.pipeline_parallel_size)
+        config = replace(config, tensor_parallel_size=size)
+    if config.num_ranks != world_size:
+        raise ValueError(
+            f"--tensor-parallel-size {config.tensor_parallel_size} times --pipeline-parallel-size "
+            f"{config.pipeline_parallel_size} needs {config.num_ranks} processes and {world_size} "
+            f"were started: torchrun --nproc-per-node {config.num_ranks} -m launch.bench ..."
+        )
+    if flags.threads is not None:
+        config = replace(config, num_threads=max(1, flags.threads // config.num_ranks))
+    return replace(config, max_num_seqs=1, speculation=shared_speculation(variants))
+
+
+def _settings(flags: BenchFlags, config: EngineConfig, num_prompts: int) -> Settings:
+    per_rank = config.threads_per_rank(len(os.sched_getaffinity(0)))
+    return Settings(
+        workload=flags.workload,
+        recipe=flags.recipe,
+        model=config.model,
+        dtype=config.dtype,
+        exactness=config.exactness,
+        kernels=config.kernels,
+        threads=per_rank * config.num_ranks,
+        tp=config.tensor_parallel_size,
+        pp=config.pipeline_parallel_size,
+        prompts=num_prompts,
+        max_tokens=flags.max_tokens,
+    )
+
+
+def _our_row(variant: Variant) -> Row:
+    return Row(
+        label=variant.label,
+        method=variant.speculation.method,
+        system=OURS,
+        base=VANILLA,
+        speculation=asdict(variant.speculation),
+    )
+
+
+def _peer_rows(peers: tuple[str, ...]) -> list[Row]:
+    return [
+        Row(label=f"{peer}:{mode}", method=f"{peer}:{mode}", system=peer, base=f"{peer}:{modes[0]}")
+        for peer, modes in MODES.items()
+        if peer in peers
+        for mode in modes
+    ]

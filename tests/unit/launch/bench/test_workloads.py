@@ -1,0 +1,80 @@
+"""Workloads: prompts as chat conversations, refused in one sentence when they cannot be used."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from launch.bench.workloads import Prompt, check_lengths, load_workload
+
+
+class LetterTokenizer:
+    """A token per letter of the last message; a system message counts 1000."""
+
+    def chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
+        system = [1000 for message in messages if message["role"] == "system"]
+        return [*system, *map(ord, messages[-1]["content"])]
+
+
+def written(tmp_path: Path, *lines: object) -> str:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return str(file)
+
+
+def test_human_eval_is_the_raw_prompt_as_the_users_turn() -> None:
+    prompts = load_workload("humaneval", LetterTokenizer())
+    assert len(prompts) == 164
+    assert prompts[0].name == "HumanEval/0"
+    assert "".join(map(chr, prompts[0].token_ids)).startswith("from typing import List\n")
+
+
+def test_limit_takes_the_first() -> None:
+    assert [p.name for p in load_workload("humaneval", LetterTokenizer(), limit=2)] == [
+        "HumanEval/0",
+        "HumanEval/1",
+    ]
+
+
+def test_jsonl_line_is_a_prompt_turns_or_messages(tmp_path: Path) -> None:
+    messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "c"}]
+    file = written(
+        tmp_path,
+        {"prompt": "a"},
+        {"question_id": 81, "turns": ["b", "ignored"]},
+        {"task_id": "t", "messages": messages},
+    )
+    prompts = load_workload(file, LetterTokenizer())
+    assert [p.name for p in prompts] == ["prompts/1", "81", "t"]
+    assert [p.token_ids for p in prompts] == [(97,), (98,), (1000, 99)]
+
+
+@pytest.mark.parametrize("line", [{}, [], {"prompt": 3}, {"turns": []}, {"prompt": ""}])
+def test_line_without_a_prompt_is_named(tmp_path: Path, line: object) -> None:
+    file = written(tmp_path, {"prompt": "a"}, line)
+    with pytest.raises(ValueError, match=r"prompts\.jsonl line 2 needs 'prompt'"):
+        load_workload(file, LetterTokenizer())
+
+
+def test_broken_json_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "x.jsonl"
+    file.write_text('{"prompt": "a"}\n{"prompt"\n')
+    with pytest.raises(ValueError, match=r"x\.jsonl line 2 is not JSON"):
+        load_workload(str(file), LetterTokenizer())
+
+
+def test_unknown_workload_and_empty_file(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="--workload must be 'humaneval' or a JSONL file"):
+        load_workload("mmlu", LetterTokenizer())
+    with pytest.raises(ValueError, match="has no prompts"):
+        load_workload(written(tmp_path), LetterTokenizer())
+
+
+def test_prompt_that_leaves_no_room_is_named() -> None:
+    prompts = [Prompt(name="p", token_ids=tuple(range(10)))]
+    check_lengths(prompts, max_tokens=6, max_model_len=16)
+    with pytest.raises(ValueError, match="prompt p has 10 tokens, which with --max-tokens 7"):
+        check_lengths(prompts, max_tokens=7, max_model_len=16)

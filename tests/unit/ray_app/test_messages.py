@@ -1,0 +1,73 @@
+"""Frames carry every record unchanged, and garbage is refused."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.records import FinishReason, Request, TokenEvent, TokenSource
+from ray_app.messages import (
+    LENGTH_BYTES,
+    MAX_FRAME_BYTES,
+    Accepted,
+    Add,
+    Cancel,
+    Hello,
+    Message,
+    Refused,
+    Stop,
+    Tokens,
+    decode,
+    encode,
+    frame_length,
+)
+
+texts = st.text(max_size=20)
+token_ids = st.lists(st.integers(0, 2**31), max_size=8).map(tuple)
+
+
+sources: st.SearchStrategy[TokenSource] = st.sampled_from(["copy", "neural", "verifier"])
+reasons: st.SearchStrategy[FinishReason | None] = st.sampled_from([None, "stop", "length"])
+events = st.builds(
+    TokenEvent,
+    request_id=texts,
+    token_ids=token_ids,
+    sources=st.lists(sources, max_size=8).map(tuple),
+    finish_reason=reasons,
+)
+requests = st.builds(
+    Request,
+    request_id=texts,
+    prompt_ids=token_ids,
+    max_tokens=st.integers(1, 10**6),
+    ignore_eos=st.booleans(),
+)
+messages = st.one_of(
+    st.builds(Hello, texts),
+    st.builds(Add, requests),
+    st.builds(Cancel, texts),
+    st.just(Stop()),
+    st.builds(Accepted, texts),
+    st.builds(Refused, texts, texts),
+    st.builds(Tokens, st.lists(events, max_size=4).map(tuple)),
+)
+
+
+@given(messages)
+def test_a_frame_carries_the_record_unchanged(message: Message) -> None:
+    frame = encode(message)
+    body = frame[LENGTH_BYTES:]
+    assert frame_length(frame[:LENGTH_BYTES]) == len(body)
+    assert decode(body) == message
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b'["Stop", 3]', b'["Unknown", {}]', b"\xff"])
+def test_garbage_is_a_value_error(body: bytes) -> None:
+    with pytest.raises(ValueError, match="not a message of this protocol"):
+        decode(body)
+
+
+def test_an_impossible_length_is_refused_before_anything_is_read() -> None:
+    with pytest.raises(ValueError, match="exceeds"):
+        frame_length((MAX_FRAME_BYTES + 1).to_bytes(LENGTH_BYTES, "big"))
