@@ -66,7 +66,8 @@ class ModelRunner:
         return self._probe is not None and self._mesh.rank == self._probe_owner
 
     def _forward(self, block: Block, tap: Tap | None) -> Tensor:
-        context = BlockContext(block, self.kv, self._attention, tap)
+        layers = None if self._probe is None else frozenset({self._probe.layer})
+        context = BlockContext(block, self.kv, self._attention, tap, layers)
         if self._mesh.is_first_stage:
             hidden: Tensor = self.model(block.token_ids, context)
         else:

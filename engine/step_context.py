@@ -29,6 +29,8 @@ class BlockContext:
     kv: KVCache
     attention: AttentionBackend
     tap: Tap | None = None
+    tapped_layers: frozenset[int] | None = None
+    """Layers that the tap reads; None for all. Others may run fused, without being shown."""
     _step: AttentionStep | None = None
 
     @property
@@ -40,6 +42,11 @@ class BlockContext:
     def layout(self) -> RowLayout:
         """Which keys every row sees."""
         return self.block.layout
+
+    @property
+    def observed_layers(self) -> frozenset[int] | None:
+        """Layers whose states must be shown to ``observe``; None for all."""
+        return frozenset() if self.tap is None else self.tapped_layers
 
     def attend(
         self, layer_index: int, query_RQD: Tensor, key_RKD: Tensor, value_RKD: Tensor

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Protocol
@@ -33,10 +33,22 @@ from ray_app.openai_schema import (
 END_OF_STREAM = "data: [DONE]\n\n"
 
 
+class Events(Protocol):
+    """Token events of one request; closing them early cancels it."""
+
+    def __aiter__(self) -> AsyncIterator[TokenEvent]:
+        """The events in order."""
+        ...
+
+    async def aclose(self) -> None:
+        """Nobody reads any more."""
+        ...
+
+
 class TokenSource(Protocol):
     """What a chat needs of the engine's client."""
 
-    async def submit(self, request: Request) -> AsyncIterator[TokenEvent]:
+    async def submit(self, request: Request) -> Events:
         """Token events of an accepted request; ValueError if the engine refuses it."""
         ...
 
@@ -57,16 +69,16 @@ class Answer:
 
     id: str
     model: ChatModel
-    events: AsyncIterator[TokenEvent]
+    events: Events
     prompt_tokens: int
     created: int
     completion_tokens: int = 0
     finish_reason: FinishReason | None = None
 
-    async def pieces(self) -> AsyncIterator[str]:
+    async def pieces(self) -> AsyncGenerator[str]:
         """The text as it grows, without the end-of-text token; closing early cancels."""
         detokenizer = self.model.tokenizer.stream()
-        async with aclosing(self.events) as events:  # type: ignore[type-var]
+        async with aclosing(self.events) as events:
             async for event in events:
                 piece = detokenizer.push(self._visible(event))
                 self.completion_tokens += len(event.token_ids)
@@ -128,7 +140,7 @@ async def complete(answer: Answer) -> ChatCompletion:
     )
 
 
-async def stream(answer: Answer, *, include_usage: bool) -> AsyncIterator[str]:
+async def stream(answer: Answer, *, include_usage: bool) -> AsyncGenerator[str]:
     """The answer as server-sent events.
 
     If the engine stops midway, the last event is an error and ``[DONE]`` does not follow, so that
@@ -136,7 +148,7 @@ async def stream(answer: Answer, *, include_usage: bool) -> AsyncIterator[str]:
     """
     yield _event(answer, Delta(role="assistant", content=""))
     try:
-        async with aclosing(answer.pieces()) as pieces:  # type: ignore[type-var]
+        async with aclosing(answer.pieces()) as pieces:
             async for piece in pieces:
                 yield _event(answer, Delta(content=piece))
     except EngineUnavailableError as error:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import Callable
+from functools import partial
 
 from engine.records import Request, TokenEvent
 from ray_app.coordinator_link import LinkAddress
@@ -38,6 +39,46 @@ class EngineUnavailableError(RuntimeError):
 _Item = TokenEvent | Accepted | Refused | EngineUnavailableError
 
 
+class TokenStream:
+    """The token events of one accepted request, as an asynchronous iterator.
+
+    Whoever stops reading before the end cancels the request, by :meth:`aclose` or by dropping the
+    stream; a generator would do neither if it was dropped before its first event.
+    """
+
+    def __init__(self, queue: asyncio.Queue[_Item], cancel: Callable[[], None]) -> None:
+        self._queue, self._cancel = queue, cancel
+        self._finished = False
+
+    def __aiter__(self) -> TokenStream:
+        return self
+
+    async def __anext__(self) -> TokenEvent:
+        """The next event. Raises EngineUnavailableError if the engine stops."""
+        if self._finished:
+            raise StopAsyncIteration
+        item = await self._queue.get()
+        if isinstance(item, EngineUnavailableError):
+            self._close()
+            raise item
+        assert isinstance(item, TokenEvent), "an acceptance comes once"
+        if item.finish_reason is not None:
+            self._close()
+        return item
+
+    async def aclose(self) -> None:
+        """Cancel the request unless it has ended."""
+        self._close()
+
+    def __del__(self) -> None:
+        self._close()
+
+    def _close(self) -> None:
+        if not self._finished:
+            self._finished = True
+            self._cancel()
+
+
 class EngineClient:
     """Speaks to one coordinator from one event loop."""
 
@@ -53,60 +94,36 @@ class EngineClient:
         self._send(Hello(token))
         self._reader_task = asyncio.create_task(self._read(reader))
 
-    async def submit(self, request: Request) -> AsyncIterator[TokenEvent]:
+    async def submit(self, request: Request) -> TokenStream:
         """Hand a request to the engine; returns its token events once it is accepted.
-
-        Closing the iterator early cancels the request.
 
         Raises:
             ValueError: the engine refused the request: its sentence.
-            EngineUnavailableError: the engine has stopped; also raised by the iterator.
+            EngineUnavailableError: the engine has stopped.
         """
         if self._failure is not None:
             raise self._failure
         queue: asyncio.Queue[_Item] = asyncio.Queue()
+        stream = TokenStream(queue, partial(self._forget, request.request_id))
         self._requests[request.request_id] = queue
-        try:
-            self._send(Add(request))
-            answer = await queue.get()
-        except BaseException:
-            self._cancel(request.request_id)
-            raise
+        self._send(Add(request))
+        answer = await queue.get()
         if isinstance(answer, Accepted):
-            return self._events(request.request_id, queue)
-        del self._requests[request.request_id]
+            return stream
+        self._requests.pop(request.request_id)
         if isinstance(answer, Refused):
             raise ValueError(answer.reason)
         assert isinstance(answer, EngineUnavailableError), "no tokens before the acceptance"
         raise answer
 
-    async def _events(
-        self, request_id: str, queue: asyncio.Queue[_Item]
-    ) -> AsyncIterator[TokenEvent]:
-        finished = False
-        try:
-            while not finished:
-                item = await queue.get()
-                if isinstance(item, EngineUnavailableError):
-                    finished = True
-                    raise item
-                assert isinstance(item, TokenEvent), "an acceptance comes once"
-                finished = item.finish_reason is not None
-                yield item
-        finally:
-            if finished:
-                self._requests.pop(request_id, None)
-            else:
-                self._cancel(request_id)
-
-    def _cancel(self, request_id: str) -> None:
-        del self._requests[request_id]
-        if self._failure is None:
+    def _forget(self, request_id: str) -> None:
+        """A stream has ended; the engine knows if it was by its last event."""
+        if self._requests.pop(request_id, None) is not None and self._failure is None:
             self._send(Cancel(request_id))
 
     @property
     def num_requests(self) -> int:
-        """Requests that wait for tokens."""
+        """Requests that wait for tokens from the engine."""
         return len(self._requests)
 
     def fail(self, reason: str) -> None:
@@ -156,5 +173,8 @@ class EngineClient:
 
     def _put(self, request_id: str, item: _Item) -> None:
         queue = self._requests.get(request_id)
-        if queue is not None:
-            queue.put_nowait(item)
+        if queue is None:
+            return
+        queue.put_nowait(item)
+        if isinstance(item, TokenEvent) and item.finish_reason is not None:
+            del self._requests[request_id]

@@ -154,6 +154,8 @@ class Decoder(nn.Module):
         if config.tie_word_embeddings:
             head.weight = self.embed.weight
         self.head: nn.Module | None = head
+        self.fused_layers: nn.Module | None = None
+        """All layers in one kernel, where native kernels took their place."""
         self.fused_top: nn.Module | None = None
         """Norm, head and arg-max in one kernel, where native kernels took their place."""
 
@@ -165,6 +167,9 @@ class Decoder(nn.Module):
     def forward(self, tokens_or_hidden: Tensor, context: StepContext) -> Tensor:
         """[R] int64 ids on the first stage, [R, H] on others -> [R, H], not yet normalised."""
         hidden_RH = tokens_or_hidden if self.embed is None else self.embed(tokens_or_hidden)
+        if self.fused_layers is not None:
+            fused_RH: Tensor = self.fused_layers(hidden_RH, context)
+            return fused_RH
         for layer in self.layers.values():
             hidden_RH = layer(hidden_RH, context)
         return hidden_RH

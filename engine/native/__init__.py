@@ -1,6 +1,6 @@
 """Hand-written CPU kernels: one C call per decoder sub-block, exact bits per row."""
 
 from engine.native.availability import native_available, unavailable_reason
-from engine.native.modules import nativize
+from engine.native.install import nativize
 
 __all__ = ["native_available", "nativize", "unavailable_reason"]

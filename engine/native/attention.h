@@ -8,22 +8,11 @@
 #include <utility>
 
 #include "gemm.h"
-#include "layout.h"
 
 namespace native {
 
 constexpr int kKeyBlock = 2 * kBlockColumns;
-constexpr int kMaxTasksRows = 48;  // (row, head) pairs that share the keys of one kv head in a task
-
-// Where one layer's keys and values live; strides in elements.
-template <class T>
-struct KeyValues {
-  const T *keys, *values;
-  ptrdiff_t slot_stride, head_stride;
-  T *scratch_keys, *scratch_values;
-  ptrdiff_t scratch_row_stride;
-  int head_dim;
-};
+constexpr int kMaxTaskPairs = 48;  // (row, head) pairs that share the keys of one kv head in a task
 
 // Lanes of the first (below kLanes) or second vector, chosen by Pattern::lane at compile time.
 template <class Pattern, size_t... Lane>
@@ -193,7 +182,7 @@ inline void fold(Partial running, Partial block, int pairs, int head_dim, bool f
 // Per-thread buffers of a task.
 struct TaskBuffers {
   uint32_t* packed_keys;  // [kKeyBlock * words]
-  float* scores;          // [kMaxTasksRows or group][kKeyBlock]
+  float* scores;          // [kMaxTaskPairs or group][kKeyBlock]
 };
 
 // One block of keys for consecutive rows that see (a prefix of) the same keys: `counts[row]` of them.

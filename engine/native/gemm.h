@@ -8,8 +8,8 @@
 
 #include <algorithm>
 
-#include "layout.h"
 #include "simd.h"
+#include "team.h"
 #include "tile_avx2.h"
 
 namespace native {
@@ -120,5 +120,22 @@ inline void product(const float* rows, ptrdiff_t row_stride, int num_rows, const
     }
   }
 }
+
+// A sink that rounds results to the model's dtype, adding them to the residual stream where there is one (out may be it).
+template <class T>
+struct Output {
+  T* out;
+  const T* residual;
+  int size;
+
+  void operator()(int row, int column, const float* sums) const {
+    for (int v = 0; v < kBlockVectors && column + v * kLanes < size; ++v) {
+      const ptrdiff_t index = (ptrdiff_t)row * size + column + v * kLanes;
+      Floats value = load<Floats>(sums + v * kLanes);
+      if (residual) value = Type<T>::round(value) + Type<T>::load_floats(residual + index);
+      Type<T>::store_floats(out + index, value);
+    }
+  }
+};
 
 }  // namespace native

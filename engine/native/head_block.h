@@ -1,7 +1,9 @@
 // The end of a decoder: final norm, vocabulary projection and arg-max, fused so that logits are never written out.
 #pragma once
 
-#include "mlp_block.h"
+#include "gemm.h"
+#include "rowops.h"
+#include "workspace.h"
 
 namespace native {
 
@@ -50,46 +52,56 @@ struct LaneTop {
 };
 
 template <class T>
-void run_head(const HeadArguments& a, int num_rows, int num_threads, const T* hidden, float* values, int64_t* ids,
-              float* runner_ups, Workspace& workspace) {
-  const int blocks = (a.vocab_size + kBlockColumns - 1) / kBlockColumns, words = a.hidden_size / Type<T>::kPerWord;
-  const size_t copy = (size_t)num_rows * a.hidden_size + 32, copies = num_rows <= kOwnNormRows ? num_threads : 1;
-  const size_t lane_tops = num_rows * sizeof(LaneTop) / sizeof(float), tops = num_rows * sizeof(Top) / sizeof(float);
-  const size_t top_size = lane_tops + tops + 64;
-  workspace.begin(copy * copies + top_size * num_threads);
-  float* const space = workspace.take(copy * copies);
-  float* const top_space = workspace.take(top_size * num_threads);
-  int team = 1;
-#pragma omp parallel num_threads(num_threads) if (num_threads > 1)
-  {
-    const int thread = omp_get_thread_num(), threads = omp_get_num_threads();
-    const float* normed = norm_rows(hidden, a.norm, num_rows, a.hidden_size, a.epsilon, space, copy, thread, threads);
-    LaneTop* const lanes = (LaneTop*)(top_space + (top_size / 32 * 32) * thread);
-    for (int row = 0; row < num_rows; ++row) lanes[row] = LaneTop::none();
-    product<T>(normed, a.hidden_size, num_rows, a.head, words, share(blocks, thread, threads),
+class HeadBlock {
+ public:
+  HeadBlock(const HeadArguments& arguments, int num_rows, int threads)
+      : a_(arguments), rows_(num_rows), threads_(threads) {}
+
+  size_t floats() const {
+    return NormedRows::floats(rows_, a_.hidden_size, threads_) +
+           threads_ * rows_ * (sizeof(LaneTop) + sizeof(Top)) / sizeof(float);
+  }
+
+  void place(Workspace& workspace) {
+    normed_ = workspace.take(NormedRows::floats(rows_, a_.hidden_size, threads_));
+    lane_tops_ = (LaneTop*)workspace.take(threads_ * rows_ * sizeof(LaneTop) / sizeof(float));
+    tops_ = (Top*)workspace.take(threads_ * rows_ * sizeof(Top) / sizeof(float));
+  }
+
+  void run(const Team& team, const T* hidden, float* values, int64_t* ids, float* runner_ups) const {
+    search(team, hidden, lane_tops_ + (ptrdiff_t)team.thread * rows_);
+    for (int row = 0; row < rows_; ++row)
+      tops_[team.thread * rows_ + row] = lane_tops_[team.thread * rows_ + row].merge();
+    team.wait();
+    const Range own = team.share_of(rows_);
+    for (int row = own.first; row < own.last; ++row) {
+      Top best = tops_[row];
+      for (int thread = 1; thread < team.threads; ++thread) best.add(tops_[thread * rows_ + row]);
+      values[row] = best.value, ids[row] = a_.first_id + best.id, runner_ups[row] = best.runner_up;
+    }
+  }
+
+ private:
+  void search(const Team& team, const T* hidden, LaneTop* tops) const {
+    const float* normed =
+        NormedRows(normed_, rows_, a_.hidden_size).template compute<T>(team, hidden, a_.norm, a_.epsilon);
+    for (int row = 0; row < rows_; ++row) tops[row] = LaneTop::none();
+    const int blocks = (a_.vocab_size + kBlockColumns - 1) / kBlockColumns;
+    product<T>(normed, a_.hidden_size, rows_, a_.head, a_.hidden_size / Type<T>::kPerWord, team.share_of(blocks),
                [&](int row, int column, const float* sums) {
                  for (int v = 0; v < kBlockVectors; ++v) {
-                   const Ints own_ids = lane_index() + (column + v * kLanes);
+                   const Ints ids = lane_index() + (column + v * kLanes);
                    const Floats logits = load<Floats>(sums + v * kLanes);
-                   lanes[row].add(select(own_ids < (Ints)splat_word(a.vocab_size), logits, splat(-INFINITY)), own_ids);
+                   tops[row].add(select(ids < (Ints)splat_word(a_.vocab_size), logits, splat(-INFINITY)), ids);
                  }
                });
-    Top* const tops_of_thread = (Top*)(lanes + num_rows);
-    for (int row = 0; row < num_rows; ++row) tops_of_thread[row] = lanes[row].merge();
-    if (thread == 0) team = threads;
   }
-  for (int row = 0; row < num_rows; ++row) {
-    Top best{};
-    for (int thread = 0; thread < team; ++thread) {
-      const LaneTop* lanes = (const LaneTop*)(top_space + (top_size / 32 * 32) * thread);
-      const Top own = ((const Top*)(lanes + num_rows))[row];
-      if (thread == 0)
-        best = own;
-      else
-        best.add(own);
-    }
-    values[row] = best.value, ids[row] = a.first_id + best.id, runner_ups[row] = best.runner_up;
-  }
-}
+
+  const HeadArguments& a_;
+  int rows_, threads_;
+  float* normed_ = nullptr;
+  LaneTop* lane_tops_ = nullptr;
+  Top* tops_ = nullptr;
+};
 
 }  // namespace native

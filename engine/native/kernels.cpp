@@ -1,4 +1,5 @@
 // C interface of the native kernels; see modules.py for the Python side and gemm.h for the row-invariance argument.
+// Every call is one parallel region.
 #if defined(__linux__)
 #include <sys/mman.h>
 #endif
@@ -14,19 +15,49 @@ using namespace native;
 namespace {
 
 template <class T>
-void attention(const AttentionArguments* arguments, const Step* step, const void* hidden, void* out, void* workspace) {
-  AttentionBlock<T>(*arguments, *step, (const T*)hidden, (T*)out, *(Workspace*)workspace).run();
+void attention(const AttentionArguments& arguments, const Step& step, const void* hidden, void* out,
+               Workspace& workspace) {
+  AttentionBlock<T> block(arguments, step);
+  workspace.begin(block.floats());
+  block.place(workspace);
+  run_team(step.num_threads,
+           [&](const Team& team) { block.run(team, arguments, (const T*)hidden, (T*)out, nullptr); });
 }
 
 template <class T>
-void mlp(const MlpArguments* arguments, int rows, int threads, const void* hidden, void* out, void* workspace) {
-  run_mlp<T>(*arguments, rows, threads, (const T*)hidden, (T*)out, *(Workspace*)workspace);
+void mlp(const MlpArguments& arguments, int rows, int threads, const void* hidden, void* out, Workspace& workspace) {
+  MlpBlock<T> block(arguments, rows, threads);
+  workspace.begin(block.floats());
+  block.place(workspace);
+  run_team(threads, [&](const Team& team) { block.run(team, arguments, (const T*)hidden, (T*)out, nullptr); });
+}
+
+// Consecutive layers on the residual stream `hidden`, in place.
+template <class T>
+void layers(const AttentionArguments* const* attentions, const MlpArguments* const* mlps, int num_layers,
+            const Step& step, T* hidden, Workspace& workspace) {
+  AttentionBlock<T> attention(*attentions[0], step);
+  MlpBlock<T> mlp(*mlps[0], step.num_rows, step.num_threads);
+  workspace.begin(attention.floats() + mlp.floats());
+  attention.place(workspace);
+  mlp.place(workspace);
+  run_team(step.num_threads, [&](const Team& team) {
+    for (int layer = 0; layer < num_layers; ++layer) {
+      attention.run(team, *attentions[layer], hidden, hidden, hidden);
+      team.wait();
+      mlp.run(team, *mlps[layer], hidden, hidden, hidden);
+      team.wait();
+    }
+  });
 }
 
 template <class T>
-void head(const HeadArguments* arguments, int rows, int threads, const void* hidden, float* values, int64_t* ids,
-          float* runner_ups, void* workspace) {
-  run_head<T>(*arguments, rows, threads, (const T*)hidden, values, ids, runner_ups, *(Workspace*)workspace);
+void head(const HeadArguments& arguments, int rows, int threads, const void* hidden, float* values, int64_t* ids,
+          float* runner_ups, Workspace& workspace) {
+  HeadBlock<T> block(arguments, rows, threads);
+  workspace.begin(block.floats());
+  block.place(workspace);
+  run_team(threads, [&](const Team& team) { block.run(team, (const T*)hidden, values, ids, runner_ups); });
 }
 
 }  // namespace
@@ -46,27 +77,24 @@ EXPORT void native_advise_huge_pages(void* address, size_t size) {
 EXPORT void* native_workspace_create() { return new Workspace; }
 EXPORT void native_workspace_destroy(void* workspace) { delete (Workspace*)workspace; }
 
-EXPORT void native_attention_f32(const AttentionArguments* arguments, const Step* step, const void* hidden, void* out,
-                                 void* workspace) {
-  attention<float>(arguments, step, hidden, out, workspace);
-}
-EXPORT void native_attention_bf16(const AttentionArguments* arguments, const Step* step, const void* hidden, void* out,
-                                  void* workspace) {
-  attention<BFloat16>(arguments, step, hidden, out, workspace);
-}
-EXPORT void native_mlp_f32(const MlpArguments* arguments, int rows, int threads, const void* hidden, void* out,
-                           void* workspace) {
-  mlp<float>(arguments, rows, threads, hidden, out, workspace);
-}
-EXPORT void native_mlp_bf16(const MlpArguments* arguments, int rows, int threads, const void* hidden, void* out,
-                            void* workspace) {
-  mlp<BFloat16>(arguments, rows, threads, hidden, out, workspace);
-}
-EXPORT void native_head_f32(const HeadArguments* arguments, int rows, int threads, const void* hidden, float* values,
-                            int64_t* ids, float* runner_ups, void* workspace) {
-  head<float>(arguments, rows, threads, hidden, values, ids, runner_ups, workspace);
-}
-EXPORT void native_head_bf16(const HeadArguments* arguments, int rows, int threads, const void* hidden, float* values,
-                             int64_t* ids, float* runner_ups, void* workspace) {
-  head<BFloat16>(arguments, rows, threads, hidden, values, ids, runner_ups, workspace);
-}
+#define NATIVE_FUNCTIONS(suffix, T)                                                                              \
+  EXPORT void native_attention_##suffix(const AttentionArguments* arguments, const Step* step, const void* in,   \
+                                        void* out, Workspace* workspace) {                                       \
+    attention<T>(*arguments, *step, in, out, *workspace);                                                        \
+  }                                                                                                              \
+  EXPORT void native_mlp_##suffix(const MlpArguments* arguments, int rows, int threads, const void* in,          \
+                                  void* out, Workspace* workspace) {                                             \
+    mlp<T>(*arguments, rows, threads, in, out, *workspace);                                                      \
+  }                                                                                                              \
+  EXPORT void native_layers_##suffix(const AttentionArguments* const* attentions,                                \
+                                     const MlpArguments* const* mlps, int num_layers, const Step* step,          \
+                                     void* hidden, Workspace* workspace) {                                       \
+    layers<T>(attentions, mlps, num_layers, *step, (T*)hidden, *workspace);                                      \
+  }                                                                                                              \
+  EXPORT void native_head_##suffix(const HeadArguments* arguments, int rows, int threads, const void* in,        \
+                                   float* values, int64_t* ids, float* runner_ups, Workspace* workspace) {       \
+    head<T>(*arguments, rows, threads, in, values, ids, runner_ups, *workspace);                                 \
+  }
+
+NATIVE_FUNCTIONS(f32, float)
+NATIVE_FUNCTIONS(bf16, BFloat16)

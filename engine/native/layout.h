@@ -48,13 +48,4 @@ struct Step {
   }
 };
 
-// Contiguous share of `total` items for one of `parts`.
-struct Range {
-  int first, last;
-};
-
-inline Range share(int total, int part, int parts) {
-  return {(int)((int64_t)total * part / parts), (int)((int64_t)total * (part + 1) / parts)};
-}
-
 }  // namespace native

@@ -93,6 +93,7 @@ class KernelLibrary:
 
     attention: Any
     mlp: Any
+    layers: Any
     head: Any
     advise_huge_pages: Any
     create_workspace: Any
@@ -114,6 +115,11 @@ def open_library(path: Path, dtype: torch.dtype) -> KernelLibrary:
         library = ctypes.CDLL(str(path))
         attention = _declare(library, f"native_attention_{suffix}", [c_void_p] * 5)
         mlp = _declare(library, f"native_mlp_{suffix}", _rows_then(3))
+        layers = _declare(
+            library,
+            f"native_layers_{suffix}",
+            [c_void_p, c_void_p, ctypes.c_int, c_void_p, c_void_p, c_void_p],
+        )
         head = _declare(library, f"native_head_{suffix}", _rows_then(5))
         advise = _declare(library, "native_advise_huge_pages", [c_void_p, ctypes.c_size_t])
         create = _declare(library, "native_workspace_create", [], c_void_p)
@@ -121,7 +127,7 @@ def open_library(path: Path, dtype: torch.dtype) -> KernelLibrary:
         lanes, columns = library.native_lanes(), library.native_block_columns()
     except (OSError, AttributeError) as error:
         raise NativeBuildError(f"the compiled kernels do not load: {error}") from error
-    return KernelLibrary(attention, mlp, head, advise, create, destroy, lanes, columns)
+    return KernelLibrary(attention, mlp, layers, head, advise, create, destroy, lanes, columns)
 
 
 def _declare(library: Any, name: str, arguments: list[Any], result: Any = None) -> Any:

@@ -1,9 +1,7 @@
-// The gated MLP sub-block in one parallel region: norm, gate and up, SiLU product, down.
+// The gated MLP sub-block: norm, gate and up, SiLU product, down.
 //
 // Gate and up blocks alternate in the packed weights, so the thread that has a gate column also has its up column.
 #pragma once
-
-#include <omp.h>
 
 #include "gemm.h"
 #include "rowops.h"
@@ -19,42 +17,54 @@ struct MlpArguments {
 };
 
 template <class T>
-void run_mlp(const MlpArguments& a, int num_rows, int num_threads, const T* hidden, T* out, Workspace& workspace) {
-  const int pairs = (a.intermediate_size + kBlockColumns - 1) / kBlockColumns, width = pairs * kBlockColumns;
-  const int blocks = (a.hidden_size + kBlockColumns - 1) / kBlockColumns, words = a.hidden_size / Type<T>::kPerWord;
-  const int down_words = (a.intermediate_size + Type<T>::kPerWord - 1) / Type<T>::kPerWord;
-  const size_t copy = (size_t)num_rows * a.hidden_size + 32, copies = num_rows <= kOwnNormRows ? num_threads : 1;
-  workspace.begin(copy * copies + (size_t)num_rows * width);
-  float* const space = workspace.take(copy * copies);
-  float* const inner = workspace.take((size_t)num_rows * width);
-#pragma omp parallel num_threads(num_threads) if (num_threads > 1)
-  {
-    const int thread = omp_get_thread_num(), threads = omp_get_num_threads();
-    const float* normed = norm_rows(hidden, a.norm, num_rows, a.hidden_size, a.epsilon, space, copy, thread, threads);
+class MlpBlock {
+ public:
+  MlpBlock(const MlpArguments& shape, int num_rows, int threads)
+      : s_(shape), rows_(num_rows), threads_(threads),
+        pairs_((shape.intermediate_size + kBlockColumns - 1) / kBlockColumns), width_(pairs_ * kBlockColumns) {}
+
+  size_t floats() const { return NormedRows::floats(rows_, s_.hidden_size, threads_) + (size_t)rows_ * width_; }
+
+  void place(Workspace& workspace) {
+    normed_ = workspace.take(NormedRows::floats(rows_, s_.hidden_size, threads_));
+    inner_ = workspace.take((size_t)rows_ * width_);
+  }
+
+  // out = the block's output, plus the residual where there is one; out may be the residual.
+  void run(const Team& team, const MlpArguments& a, const T* hidden, T* out, const T* residual) const {
+    constexpr int per_word = Type<T>::kPerWord;
+    gate_up(team, a, hidden);
+    team.wait();
+    const int blocks = (s_.hidden_size + kBlockColumns - 1) / kBlockColumns;
+    product<T>(inner_, width_, rows_, a.down, (s_.intermediate_size + per_word - 1) / per_word, team.share_of(blocks),
+               Output<T>{out, residual, s_.hidden_size});
+  }
+
+ private:
+  void gate_up(const Team& team, const MlpArguments& a, const T* hidden) const {
+    const float* normed =
+        NormedRows(normed_, rows_, s_.hidden_size).template compute<T>(team, hidden, a.norm, s_.epsilon);
     alignas(64) float gate[kGroupRows * kBlockColumns];
-    const Range own = share(pairs, thread, threads);
-    product<T>(normed, a.hidden_size, num_rows, a.gate_up, words, {2 * own.first, 2 * own.last},
-               [&](int row, int column, const float* sums) {
+    const Range own = team.share_of(pairs_);
+    product<T>(normed, s_.hidden_size, rows_, a.gate_up, s_.hidden_size / Type<T>::kPerWord,
+               {2 * own.first, 2 * own.last}, [&](int row, int column, const float* sums) {
                  const int block = column / kBlockColumns;
                  float* kept = gate + (row % kGroupRows) * kBlockColumns;
                  if (block % 2 == 0) {
                    std::memcpy(kept, sums, sizeof(float) * kBlockColumns);
                    return;
                  }
-                 float* target = inner + (ptrdiff_t)row * width + block / 2 * kBlockColumns;
+                 float* target = inner_ + (ptrdiff_t)row * width_ + block / 2 * kBlockColumns;
                  for (int v = 0; v < kBlockVectors; ++v) {
-                   const Floats product = silu(load<Floats>(kept + v * kLanes)) * load<Floats>(sums + v * kLanes);
-                   store(target + v * kLanes, Type<T>::round(product));
+                   const Floats gated = silu(load<Floats>(kept + v * kLanes)) * load<Floats>(sums + v * kLanes);
+                   store(target + v * kLanes, Type<T>::round(gated));
                  }
                });
-#pragma omp barrier
-    product<T>(inner, width, num_rows, a.down, down_words, share(blocks, thread, threads),
-               [&](int row, int column, const float* sums) {
-                 for (int v = 0; v < kBlockVectors && column + v * kLanes < a.hidden_size; ++v)
-                   Type<T>::store_floats(out + (ptrdiff_t)row * a.hidden_size + column + v * kLanes,
-                                         load<Floats>(sums + v * kLanes));
-               });
   }
-}
+
+  const MlpArguments& s_;
+  int rows_, threads_, pairs_, width_;
+  float *normed_ = nullptr, *inner_ = nullptr;
+};
 
 }  // namespace native

@@ -1,8 +1,8 @@
 // Row-wise pieces of a decoder layer: RMSNorm, rotary embedding, SiLU. Each row is computed on its own.
 #pragma once
 
-#include "layout.h"
 #include "simd.h"
+#include "team.h"
 
 namespace native {
 
@@ -47,21 +47,31 @@ inline void store_row(T* target, const float* source, int size) {
     Type<T>::store_floats(target + index, load<Floats>(source + index));
 }
 
-constexpr int kOwnNormRows = 8;  // up to here every thread norms all rows itself: cheaper than a barrier
+constexpr int kOwnNormRows = 4;  // up to here every thread norms all rows itself: cheaper than a barrier
 
-// Norms all rows: every thread its own copy for a few rows, else shared work and a barrier. Returns the rows to read.
-template <class T>
-inline const float* norm_rows(const T* hidden, const void* weight, int num_rows, int size, float epsilon, float* space,
-                              size_t copy_size, int thread, int threads) {
-  const bool own = num_rows <= kOwnNormRows;
-  float* normed = space + (own ? thread * copy_size : 0);
-  const Range rows = own ? Range{0, num_rows} : share(num_rows, thread, threads);
-  for (int row = rows.first; row < rows.last; ++row)
-    rms_norm(hidden + (ptrdiff_t)row * size, (const T*)weight, size, epsilon, normed + (ptrdiff_t)row * size);
-  if (!own) {
-#pragma omp barrier
+// The normed rows of a block in fp32: one copy per thread for a few rows, one for all threads otherwise.
+class NormedRows {
+ public:
+  static size_t floats(int num_rows, int size, int threads) {
+    return copy_size(num_rows, size) * (num_rows <= kOwnNormRows ? threads : 1);
   }
-  return normed;
-}
+  NormedRows(float* space, int num_rows, int size) : space_(space), num_rows_(num_rows), size_(size) {}
+
+  template <class T>
+  const float* compute(const Team& team, const T* hidden, const void* weight, float epsilon) const {
+    const bool own = num_rows_ <= kOwnNormRows;
+    float* normed = space_ + (own ? team.thread * copy_size(num_rows_, size_) : 0);
+    const Range rows = own ? Range{0, num_rows_} : team.share_of(num_rows_);
+    for (int row = rows.first; row < rows.last; ++row)
+      rms_norm(hidden + (ptrdiff_t)row * size_, (const T*)weight, size_, epsilon, normed + (ptrdiff_t)row * size_);
+    if (!own) team.wait();
+    return normed;
+  }
+
+ private:
+  static size_t copy_size(int num_rows, int size) { return (size_t)num_rows * size + 32; }
+  float* space_;
+  int num_rows_, size_;
+};
 
 }  // namespace native

@@ -13,9 +13,9 @@ class Workspace {
   Workspace(const Workspace&) = delete;
   ~Workspace() { std::free(base_); }
 
-  // Starts a call that will take at most `floats` in at most 64 pieces.
+  // Starts a call that will take at most `floats` in at most 32 pieces.
   void begin(size_t floats) {
-    const size_t bytes = (floats + 64 * kAlign) * sizeof(float);
+    const size_t bytes = (floats + 32 * kAlign) * sizeof(float);
     used_ = 0;
     if (bytes <= capacity_) return;
     std::free(base_);

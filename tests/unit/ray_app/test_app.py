@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from engine.records import Request, TokenEvent
+from engine.records import FinishReason, Request, TokenEvent, TokenSource
 from engine.tokenizer import Tokenizer, load_tokenizer
 from ray_app.app import build_app
 from ray_app.chat import ChatModel
@@ -48,25 +48,26 @@ class FakeBackend:
             raise EngineUnavailableError(self.status.detail)
         return self
 
-    async def submit(self, request: Request) -> AsyncIterator[TokenEvent]:
+    async def submit(self, request: Request) -> AsyncGenerator[TokenEvent]:
         if len(request.prompt_ids) > 60:
             raise ValueError(f"the prompt has {len(request.prompt_ids)} tokens")
         self.requests.append(request)
         return self._events(request)
 
-    async def _events(self, request: Request) -> AsyncIterator[TokenEvent]:
+    async def _events(self, request: Request) -> AsyncGenerator[TokenEvent]:
         ids = [*self._tokenizer.encode(TEXT), EOS_ID][: request.max_tokens]
         for index in range(0, len(ids), 2):
             if index == self.dies_after:
                 raise EngineUnavailableError("verifier rank 1 died")
             piece = tuple(ids[index : index + 2])
             is_last = index + 2 >= len(ids)
-            reason = ("stop" if piece[-1] == EOS_ID else "length") if is_last else None
+            reason: FinishReason = "stop" if piece[-1] == EOS_ID else "length"
+            sources: tuple[TokenSource, ...] = ("verifier",) * len(piece)
             yield TokenEvent(
                 request_id=request.request_id,
                 token_ids=piece,
-                sources=("verifier",) * len(piece),
-                finish_reason=reason,  # type: ignore[arg-type]
+                sources=sources,
+                finish_reason=reason if is_last else None,
             )
 
 

@@ -94,9 +94,23 @@ def test_a_reader_that_leaves_cancels_its_request() -> None:
     async def body(client: EngineClient, far: Coordinator) -> None:
         async with aclosing(await client.submit(request("a", 10**9))) as events:
             await anext(events)
+            assert client.num_requests == 1
         while far.engine.running:
             await asyncio.sleep(0.01)
         assert "cancel a" in far.engine.calls
+
+    talk(body)
+
+
+def test_a_stream_that_nobody_ever_read_cancels_its_request() -> None:
+    """An unread generator would leak the request: its clean-up never starts."""
+
+    async def body(client: EngineClient, far: Coordinator) -> None:
+        stream = await client.submit(request("a", 10**9))
+        del stream
+        while far.engine.running:
+            await asyncio.sleep(0.01)
+        assert client.num_requests == 0
 
     talk(body)
 
