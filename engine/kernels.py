@@ -9,11 +9,11 @@ import torch
 from engine.methods import Kernels
 from engine.models.decoder import Decoder
 from engine.models.packed import pack_linears
-from engine.native import native_available, nativize, unavailable_reason
+from engine.native import nativize, unsupported_reason
 
 logger = logging.getLogger(__name__)
 
-_NATIVE_DTYPES = (torch.float32, torch.bfloat16)
+_FAST_DTYPES = (torch.float32, torch.bfloat16)
 
 
 def install_kernels(model: Decoder, kernels: Kernels) -> bool:
@@ -22,15 +22,15 @@ def install_kernels(model: Decoder, kernels: Kernels) -> bool:
     Raises:
         ValueError: native kernels were asked for and cannot be had; the sentence says why.
     """
-    if kernels == "torch" or (kernels == "auto" and model.dtype not in _NATIVE_DTYPES):
+    if kernels == "torch" or (kernels == "auto" and model.dtype not in _FAST_DTYPES):
         return False
-    if kernels in ("auto", "native") and native_available() and model.dtype in _NATIVE_DTYPES:
-        nativize(model)
-        return True
-    reason = unavailable_reason() or f"they do not compute {model.dtype}"
-    if kernels == "native":
-        raise ValueError(f"native kernels are not available: {reason}")
-    if kernels == "auto":
+    if kernels in ("auto", "native"):
+        reason = unsupported_reason(model)
+        if reason is None:
+            nativize(model)
+            return True
+        if kernels == "native":
+            raise ValueError(f"native kernels are not available: {reason}")
         logger.warning("native kernels are not available (%s): using packed ones", reason)
     pack_linears(model)
     return False

@@ -6,6 +6,7 @@ the generated data; HumanEval is looked at once, at the end, to report.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,6 +47,8 @@ from engine.weights import load_model
 from launch.bench.workloads import HUMANEVAL, load_workload
 from launch.data.copy_diversity import CopyPrompt, copy_diversity
 from parallel.mesh import Mesh
+
+_LOGGER = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,5 +205,6 @@ def _progress_bar() -> Progress:
 
 
 def _advance(bar: Progress, title: str, total: int) -> Callable[[int], None]:
+    _LOGGER.info("%s: %d", title, total)
     task = bar.add_task(title, total=total)
     return lambda done: bar.advance(task, done)

@@ -71,10 +71,6 @@ class ServeFlags(EngineFlags):
     """Name of the model in the API; by default --model, else the recipe's name."""
 
 
-class _StopRequested(BaseException):
-    """SIGINT or SIGTERM arrived; not an error."""
-
-
 def main(argv: Sequence[str] | None = None, *, prog: str = "serve") -> int:
     """Serve until SIGINT or SIGTERM; returns the exit code."""
     logging.basicConfig(format=f"{prog}: %(message)s")
@@ -90,7 +86,7 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "serve") -> int:
             check_model(config.engine)
     try:
         return _connect_and_serve(config, cluster, prog)
-    except (_StopRequested, KeyboardInterrupt):
+    except KeyboardInterrupt:  # Before the handlers were installed.
         return 0
 
 
@@ -157,46 +153,46 @@ def _connect_and_serve(config: ServerConfig, cluster: ClusterChoice, prog: str) 
         logger.error("no Ray cluster answers at %s: %s", cluster.address, error)
         return USER_ERROR
     try:
-        _install_handlers()  # After connect: Ray replaces handlers that were there before.
+        stop = _stop_event()  # After connect: Ray replaces handlers that were there before.
         with user_errors(prog):
             check_capacity(placement_for(config.engine, config.device), cluster_nodes())
             check_device(config.device)
-        return _serve(config, cluster, prog)
+        return _serve(config, cluster, stop, prog)
     finally:
-        _ignore_signals()
         disconnect()
 
 
-def _install_handlers() -> None:
+def _stop_event() -> threading.Event:
+    """Set by SIGINT and SIGTERM from now on.
+
+    The handler must not raise: an exception inside a call into Ray comes out as a SystemError. A
+    second signal changes nothing; the waits of the clean-up are all bounded.
+    """
+    event = threading.Event()
+
     def stop(_signal: int, _frame: FrameType | None) -> None:
-        _ignore_signals()
-        raise _StopRequested
+        event.set()
 
     signal.signal(signal.SIGINT, stop)
     signal.signal(signal.SIGTERM, stop)
+    return event
 
 
-def _ignore_signals() -> None:
-    """A second signal must not interrupt the clean-up, whose waits are all bounded."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-
-
-def _serve(config: ServerConfig, cluster: ClusterChoice, prog: str) -> int:
+def _serve(config: ServerConfig, cluster: ClusterChoice, stop: threading.Event, prog: str) -> int:
     """Deploy, wait for the first token, announce, and wait for a signal."""
     try:
         with user_errors(prog):
             handle = server.deploy(config)
-        status = server.wait_started(handle)
-        if status.state != "ready":
+        status = server.wait_started(handle, stop)
+        if status.state == "failed":
             sys.stderr.write(f"{prog}: {status.detail}\n")
             return USER_ERROR if status.user_error else FAILURE
-        sys.stdout.write(ready_line(config) + "\n")
-        sys.stdout.flush()
-        threading.Event().wait()
-        raise AssertionError("only a signal ends the wait")
+        if status.state == "ready":
+            sys.stdout.write(ready_line(config) + "\n")
+            sys.stdout.flush()
+        stop.wait()
+        return 0
     finally:
-        _ignore_signals()
         logger.info("stopping")
         if cluster.address is None:
             server.stop_engine()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -58,6 +59,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def train_probe(argv: Sequence[str]) -> None:
     """Train the copy-intent probe of a verifier and write it with its report."""
     prog = f"{PROG} probe"
+    if not sys.stdout.isatty():  # a log file shows no progress bar, so it gets a line per stage
+        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     flags = parse(ProbeFlags, argv, prog=prog, description="Train a verifier's copy-intent probe.")
     with user_errors(prog):
         run = probe_run(flags)

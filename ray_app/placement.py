@@ -7,6 +7,7 @@ one node by definition. Stages may lie apart: they exchange one hidden state per
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ Device = Literal["cpu", "cuda"]
 Resources = Mapping[str, float]
 
 _FIRST_NOTE_SECONDS = 5.0
+_LOOK_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,24 +90,26 @@ def cluster_nodes() -> list[Resources]:
     return [node["Resources"] for node in ray.nodes() if node["Alive"]]
 
 
-def reserve(placement: Placement, *, timeout: float) -> PlacementGroup:
+def reserve(placement: Placement, *, timeout: float, cancelled: threading.Event) -> PlacementGroup:
     """Create the placement group and wait until others have freed what it needs.
 
     Raises:
         ValueError: the cluster is too small.
-        TimeoutError: the resources stayed in use for ``timeout`` seconds.
+        TimeoutError: the resources stayed in use for ``timeout`` seconds, or ``cancelled`` was set.
     """
     check_capacity(placement, cluster_nodes())
     bundles = [dict(placement.bundle) for _ in range(placement.num_bundles)]
     group: PlacementGroup = placement_group(bundles, strategy=placement.strategy)
-    deadline, pause = time.monotonic() + timeout, _FIRST_NOTE_SECONDS
-    while not group.wait(min(pause, max(0.0, deadline - time.monotonic()))):
+    started, next_note = time.monotonic(), _FIRST_NOTE_SECONDS
+    while not group.wait(_LOOK_SECONDS):
+        waited = time.monotonic() - started
         shortage = f"{placement.describe()} wanted, {describe_resources(_available())} free"
-        if time.monotonic() >= deadline:
+        if waited >= timeout or cancelled.is_set():
             remove_placement_group(group)
-            raise TimeoutError(f"no room for the ranks within {timeout:.0f} s: {shortage}")
-        logger.warning("waiting for resources: %s (see: ray status)", shortage)
-        pause *= 2
+            raise TimeoutError(f"no room for the ranks within {waited:.0f} s: {shortage}")
+        if waited >= next_note:
+            logger.warning("waiting for resources: %s (see: ray status)", shortage)
+            next_note *= 2
     return group
 
 

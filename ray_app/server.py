@@ -7,6 +7,7 @@ later without touching the rest.
 from __future__ import annotations
 
 import logging
+import threading
 from typing import Any
 
 from fastapi import FastAPI
@@ -43,10 +44,6 @@ class ChatServer:
     def __serve_build_asgi_app__(self) -> FastAPI:
         return build_app(self._supervisor, self._config.api_key)
 
-    async def wait_started(self) -> Status:
-        """Ready, or why not; returns only when one of both is certain."""
-        return await self._supervisor.wait_started()
-
     async def status(self) -> Status:
         """The engine's state now."""
         return self._supervisor.status
@@ -54,6 +51,10 @@ class ChatServer:
     async def places(self) -> tuple[RankPlace, ...]:
         """Node and process of every rank."""
         return self._supervisor.places
+
+    async def num_requests(self) -> int:
+        """Requests that the engine works on or queues."""
+        return self._supervisor.num_requests
 
     async def stop(self) -> None:
         """Drain and end every rank."""
@@ -64,7 +65,7 @@ class ChatServer:
 
 
 def deploy(config: ServerConfig) -> Handle:
-    """Start Serve and the replica; the engine goes on loading, ask ``wait_started``.
+    """Start Serve and the replica; the engine goes on loading, see ``wait_started``.
 
     Raises:
         ValueError: Serve already runs in this cluster; its address cannot be changed.
@@ -74,7 +75,7 @@ def deploy(config: ServerConfig) -> Handle:
         raise ValueError(
             "Ray Serve already runs in this cluster: stop it (serve shutdown) or take another one"
         )
-    logging.getLogger("ray.serve").setLevel(logging.WARNING)
+    logging.getLogger("ray.serve").setLevel(logging.ERROR)
     serve.start(
         proxy_location="HeadOnly",
         http_options={"host": config.host, "port": config.port},
@@ -98,16 +99,22 @@ def deploy(config: ServerConfig) -> Handle:
 _SERVE_LOGGING = {"log_level": "ERROR", "enable_access_log": False}
 """Serve's proxy warns of the network whenever a busy replica answers later than in 0.1 s."""
 
+POLL_SECONDS = 0.25
+
 STOP_SECONDS = 60.0
 """Bound on a stop: drain, clean ends, kills."""
 
 _LOGGING = {"log_level": "WARNING", "enable_access_log": False}
 
 
-def wait_started(handle: Handle) -> Status:
-    """Wait until the engine has generated a first token, or has failed."""
-    status = handle.wait_started.remote().result()
-    assert isinstance(status, Status)
+def wait_started(handle: Handle, cancelled: threading.Event) -> Status:
+    """Wait until the engine has generated a first token or has failed, or ``cancelled`` is set.
+
+    It asks again and again, because a signal handler cannot interrupt a call that waits inside Ray.
+    """
+    status = Status(state="starting")
+    while status.state == "starting" and not cancelled.wait(POLL_SECONDS):
+        status = handle.status.remote().result()
     return status
 
 

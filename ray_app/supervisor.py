@@ -51,7 +51,6 @@ class Supervisor:
         self._client = EngineClient()
         self._model: ChatModel | None = None
         self._status = Status(state="starting", detail="the verifier is loading")
-        self._started = asyncio.Event()
         self._start_task: asyncio.Task[None] | None = None
         self._watch_task: asyncio.Task[None] | None = None
 
@@ -70,6 +69,11 @@ class Supervisor:
         return self._group.places
 
     @property
+    def num_requests(self) -> int:
+        """Requests that the engine works on or queues."""
+        return self._client.num_requests
+
+    @property
     def model(self) -> ChatModel:
         """The served model. Raises EngineUnavailableError before its files are read."""
         if self._model is None:
@@ -82,11 +86,6 @@ class Supervisor:
         if self._status.state != "ready":
             raise EngineUnavailableError(self._status.detail)
         return self._client
-
-    async def wait_started(self) -> Status:
-        """Wait until a first token was generated, or the start failed."""
-        await self._started.wait()
-        return self._status
 
     async def _start(self) -> None:
         try:
@@ -102,7 +101,6 @@ class Supervisor:
             raise
         if self._status.state == "starting":
             self._status = Status(state="ready")
-        self._started.set()
 
     async def _start_ranks(self) -> None:
         self._model = await asyncio.to_thread(self._load_model)
@@ -110,7 +108,8 @@ class Supervisor:
         try:
             address = await asyncio.to_thread(self._group.start, token)
         except (RankFailedError, TimeoutError) as error:
-            logger.exception("the ranks did not start")
+            if self._status.state == "starting":
+                logger.exception("the ranks did not start")
             raise EngineUnavailableError(str(error)) from error
         await self._client.connect(address, token)
 
@@ -151,13 +150,11 @@ class Supervisor:
             logger.log(level, "the engine is down: %s", status.detail)
             self._status = status
         self._client.fail(status.detail)
-        self._started.set()
 
     async def stop(self) -> None:
         """Let running requests finish for a while, then end every rank; nothing stays behind."""
         if self._status.state != "failed":
             self._status = Status(state="stopped", detail="the server is stopping")
-        self._started.set()
         self._group.cancel_start()
         await _settle(self._start_task)
         deadline = time.monotonic() + DRAIN_SECONDS

@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -77,7 +77,8 @@ class WorkerGroup:
 
     def _start(self, token: str) -> LinkAddress:
         config = self._config
-        self._reservation = reserve(placement_for(config, self._device), timeout=RESERVE_SECONDS)
+        placement = placement_for(config, self._device)
+        self._reservation = reserve(placement, timeout=RESERVE_SECONDS, cancelled=self._cancelled)
         for rank in range(config.num_ranks):
             self._actors.append(self._spawn(rank))
         ranks = dict(enumerate(self._actors))
@@ -192,7 +193,7 @@ def _error_of(reference: Any) -> Exception | None:
     """The exception of a finished call; None for a result."""
     try:
         ray.get(reference)
-    except (RayTaskError, RayActorError) as error:
+    except RayError as error:
         return error
     return None
 

@@ -12,7 +12,6 @@
 namespace native {
 
 constexpr int kKeyBlock = 2 * kBlockColumns;
-constexpr int kMaxTaskPairs = 48;  // (row, head) pairs that share the keys of one kv head in a task
 
 // Lanes of the first (below kLanes) or second vector, chosen by Pattern::lane at compile time.
 template <class Pattern, size_t... Lane>
@@ -112,9 +111,10 @@ constexpr int kMaxValueRows = 6;
 // a bf16 word stay in separate vectors; `unzip` restores the order once at the end.
 template <class T, int Rows>
 inline void weigh_span(const float* weights, const T* const* values, int num_keys, int dim, float* out,
-                       ptrdiff_t out_stride) {
+                       ptrdiff_t out_stride, const T* ahead) {
   Floats sums[Rows][2] = {};
   for (int key = 0; key < num_keys; ++key) {
+    __builtin_prefetch(ahead + key * 2 * kLanes);
     Floats value[2];
     Type<T>::load_pair(values[key] + dim, value);
     value[0] = in_register(value[0]), value[1] = in_register(value[1]);
@@ -130,24 +130,33 @@ inline void weigh_span(const float* weights, const T* const* values, int num_key
 
 template <class T, int Rows = kMaxValueRows>
 inline void weigh_values(int count, const float* weights, const T* const* values, int num_keys, int head_dim, float* out,
-                         ptrdiff_t out_stride) {
+                         ptrdiff_t out_stride, const T* ahead) {
   if constexpr (Rows > 0) {
-    if (count != Rows) return weigh_values<T, Rows - 1>(count, weights, values, num_keys, head_dim, out, out_stride);
+    if (count != Rows)
+      return weigh_values<T, Rows - 1>(count, weights, values, num_keys, head_dim, out, out_stride, ahead);
     for (int dim = 0; dim < head_dim; dim += 2 * kLanes)
-      weigh_span<T, Rows>(weights, values, num_keys, dim, out, out_stride);
+      weigh_span<T, Rows>(weights, values, num_keys, dim, out, out_stride, ahead + (ptrdiff_t)dim * kKeyBlock);
   }
 }
 
+// First (or second) half of the alternation of two vectors.
+template <bool Upper>
+struct Zip {
+  static constexpr int lane(int to) { return (Upper ? kLanes / 2 : 0) + to / 2 + (to % 2 ? kLanes : 0); }
+};
+
+// out = source * scale, rounded to T, in the order of the dimensions again.
 template <class T>
 inline void unzip(const float* source, float scale, int head_dim, float* out) {
-  if constexpr (Type<T>::kPerWord == 1) {
-    for (int dim = 0; dim < head_dim; dim += kLanes) store(out + dim, load<Floats>(source + dim) * splat(scale));
-  } else {
-    for (int dim = 0; dim < head_dim; dim += 2 * kLanes)
-      for (int lane = 0; lane < kLanes; ++lane) {
-        out[dim + 2 * lane] = source[dim + lane] * scale;
-        out[dim + 2 * lane + 1] = source[dim + kLanes + lane] * scale;
-      }
+  constexpr auto lanes = std::make_index_sequence<kLanes>{};
+  for (int dim = 0; dim < head_dim; dim += 2 * kLanes) {
+    Floats low = Type<T>::round(load<Floats>(source + dim) * splat(scale));
+    Floats high = Type<T>::round(load<Floats>(source + dim + kLanes) * splat(scale));
+    if constexpr (Type<T>::kPerWord == 2) {
+      const Words even = (Words)low, odd = (Words)high;
+      low = (Floats)shuffle<Zip<false>>(even, odd, lanes), high = (Floats)shuffle<Zip<true>>(even, odd, lanes);
+    }
+    store(out + dim, low), store(out + dim + kLanes, high);
   }
 }
 
@@ -182,13 +191,20 @@ inline void fold(Partial running, Partial block, int pairs, int head_dim, bool f
 // Per-thread buffers of a task.
 struct TaskBuffers {
   uint32_t* packed_keys;  // [kKeyBlock * words]
-  float* scores;          // [kMaxTaskPairs or group][kKeyBlock]
+  float* scores;          // [pairs][kKeyBlock]
+};
+
+// Committed keys and values that will be needed next: asked for while a block is computed.
+template <class T>
+struct KeyBlock {
+  const T *keys, *values;
 };
 
 // One block of keys for consecutive rows that see (a prefix of) the same keys: `counts[row]` of them.
 template <class T>
 inline void attend_block(const float* queries, const T* const* keys, const T* const* values, const int* counts,
-                         int num_rows, int group, int head_dim, float scale, TaskBuffers buffers, Partial out) {
+                         int num_rows, int group, int head_dim, float scale, TaskBuffers buffers, Partial out,
+                         KeyBlock<T> next) {
   const int words = head_dim / Type<T>::kPerWord, pairs = num_rows * group;
   const int most = *std::max_element(counts, counts + num_rows);
   pack_keys(keys, most, words, buffers.packed_keys);
@@ -198,7 +214,8 @@ inline void attend_block(const float* queries, const T* const* keys, const T* co
     for (int column = 0; column < most; column += kBlockColumns) {
       const uint32_t* block = buffers.packed_keys + (ptrdiff_t)(column / kBlockColumns) * words * kBlockColumns;
       std::memset(accumulators, 0, sizeof(float) * kBlockColumns * count);
-      chunk<T>(queries + (ptrdiff_t)first * head_dim, head_dim, count, block, words, accumulators, block);
+      chunk<T>(queries + (ptrdiff_t)first * head_dim, head_dim, count, block, words, accumulators,
+               next.keys + (ptrdiff_t)column * head_dim);
       for (int pair = 0; pair < count; ++pair)
         std::memcpy(buffers.scores + (ptrdiff_t)(first + pair) * kKeyBlock + column,
                     accumulators + pair * kBlockColumns, sizeof(float) * kBlockColumns);
@@ -213,7 +230,7 @@ inline void attend_block(const float* queries, const T* const* keys, const T* co
     int tile = 1;
     while (tile < kMaxValueRows && pair + tile < pairs && counts[(pair + tile) / group] == count) ++tile;
     weigh_values<T>(tile, buffers.scores + (ptrdiff_t)pair * kKeyBlock, values, count, head_dim, out.at(pair).outputs,
-                    out.output_stride);
+                    out.output_stride, next.values);
     pair += tile;
   }
 }

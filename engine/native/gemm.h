@@ -31,7 +31,7 @@ template <class T, int Rows>
 inline void tile(const float* rows, ptrdiff_t row_stride, const uint32_t* weights, int words, float* accumulators,
                  Ahead ahead) {
   constexpr int per_word = Type<T>::kPerWord;
-#ifdef NATIVE_HAS_ASM_TILE
+#ifdef NATIVE_AVX2
   if constexpr (per_word == 2 && Rows == 4) {
     tile_bf16_4x3(rows, row_stride, weights, words, accumulators, ahead.address, ahead.step);
     return;

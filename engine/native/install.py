@@ -6,8 +6,9 @@ from torch import nn
 
 from engine.models.decoder import Attention, Decoder, DecoderLayer, GatedMLP
 from engine.models.layers import Linear, RMSNorm
-from engine.native.availability import load_library
+from engine.native.availability import load_library, unavailable_reason
 from engine.native.layers import NativeLayers
+from engine.native.library import DTYPES
 from engine.native.modules import (
     NativeAttention,
     NativeHead,
@@ -25,11 +26,12 @@ def nativize(model: Decoder) -> None:
     The original weights are freed as they are packed, but for the embedding.
 
     Raises:
-        NativeBuildError: there are no native kernels here.
-        ValueError: a size does not fit the vector width; the model is left as it was.
+        ValueError: they cannot run this model here; the model is left as it was.
     """
+    reason = unsupported_reason(model)
+    if reason is not None:
+        raise ValueError(f"native kernels cannot be used: {reason}")
     library = load_library(model.dtype)
-    _check_sizes(model, library.lanes)
     arena = WeightArena(_arena_bytes(model, library.block_columns), library)
     runtime = Runtime(library, arena)
     layers: list[DecoderLayer] = []
@@ -61,27 +63,36 @@ def _is_embedding(model: Decoder, head: Linear) -> bool:
     return any(parameter is head.weight for parameter in parameters)
 
 
-def _arena_bytes(model: nn.Module, block_columns: int) -> int:
-    """Packed size of every linear layer; gate and up are padded on their own."""
-    total = 0
+def _arena_bytes(model: Decoder, block_columns: int) -> int:
+    """Packed size of every linear layer; gate and up are padded each on its own."""
+    shapes: list[tuple[int, int]] = []
     for module in model.modules():
         if isinstance(module, GatedMLP):
             outputs, inputs = linear_weight(module.gate_up).shape
-            gate = (outputs // 2, inputs)
-            total += 2 * packed_bytes(gate, module.norm.weight.element_size(), block_columns)
-        elif isinstance(module, Linear):
-            shape = (module.out_features, module.in_features)
-            total += packed_bytes(shape, module.weight.element_size(), block_columns)
-    return total
+            shapes += [(outputs // 2, inputs)] * 2
+            shapes.append(_shape(module.down))
+        elif isinstance(module, Attention):
+            shapes += [_shape(module.qkv), _shape(module.o)]
+    if model.head is not None:
+        shapes.append(_shape(model.head))
+    return sum(packed_bytes(shape, model.dtype.itemsize, block_columns) for shape in shapes)
 
 
-def _check_sizes(model: Decoder, lanes: int) -> None:
-    config = model.config
+def _shape(linear: nn.Module) -> tuple[int, int]:
+    outputs, inputs = linear_weight(linear).shape
+    return outputs, inputs
+
+
+def unsupported_reason(model: Decoder) -> str | None:
+    """Why native kernels cannot run this model on this machine, or None if they can."""
+    reason = unavailable_reason()
+    if reason is not None:
+        return reason
+    if model.dtype not in DTYPES:
+        return f"they do not compute {model.dtype}"
+    lanes, config = load_library(model.dtype).lanes, model.config
     if config.hidden_size % lanes != 0:
-        raise ValueError(
-            f"hidden_size={config.hidden_size} must be a multiple of {lanes} for native kernels"
-        )
+        return f"hidden_size={config.hidden_size} is not a multiple of {lanes}"
     if config.head_dim % (2 * lanes) != 0:
-        raise ValueError(
-            f"head_dim={config.head_dim} must be a multiple of {2 * lanes} for native kernels"
-        )
+        return f"head_dim={config.head_dim} is not a multiple of {2 * lanes}"
+    return None

@@ -65,10 +65,13 @@ void head(const HeadArguments& arguments, int rows, int threads, const void* hid
 EXPORT int native_lanes() { return kLanes; }
 EXPORT int native_block_columns() { return kBlockColumns; }
 
-// Asks for huge pages, which let the hardware prefetch across 4 KiB: 20 -> 30 GB/s per core. A hint; may do nothing.
+// Asks for huge pages, which spare page walks and let the hardware prefetch across 4 KiB: 20 -> 30 GB/s per core for
+// weights, a quarter less time for attention. Only a hint.
 EXPORT void native_advise_huge_pages(void* address, size_t size) {
 #if defined(__linux__)
-  madvise(address, size, MADV_HUGEPAGE);
+  const uintptr_t page = 4096, first = ((uintptr_t)address + page - 1) / page * page;
+  const uintptr_t end = ((uintptr_t)address + size) / page * page;
+  if (end > first) madvise((void*)first, end - first, MADV_HUGEPAGE);
 #else
   (void)address, (void)size;
 #endif

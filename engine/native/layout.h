@@ -1,4 +1,4 @@
-// The block's rows: which keys each of them sees, and how they are cut into tasks.
+// The block's rows: which keys each of them sees.
 #pragma once
 
 #include <algorithm>
@@ -36,15 +36,6 @@ struct Step {
     const int own = std::max(first, (int)row_prefix[row]), end = first + count;
     if (own >= end) return true;
     return std::memcmp(scratch_row(row, own), scratch_row(leader, own), sizeof(int32_t) * (end - own)) == 0;
-  }
-
-  // End of the run of rows from `first` that share slot and prefix, at most `most` of them.
-  int segment_end(int first, int most) const {
-    int end = first + 1;
-    while (end < num_rows && end - first < most && row_slot[end] == row_slot[first] &&
-           row_prefix[end] == row_prefix[first])
-      ++end;
-    return end;
   }
 };
 

@@ -1,4 +1,4 @@
-"""The decoder's sub-blocks as native modules, with the call signatures of ``engine.models.decoder``.
+"""The decoder's sub-blocks as native modules, called like those of ``engine.models.decoder``.
 
 Each call is one C function over packed weights; a row's result has the same bits whatever other
 rows are in the block and whatever part of its context is committed.
@@ -62,6 +62,7 @@ class NativeAttention(nn.Module):
         """Point the arguments at this layer's part of a cache; nothing to do for the same again."""
         if kv is self._kv:
             return
+        self._runtime.prepare_cache(kv)
         layer, arguments = kv.local(self.index), self._arguments
         assert kv.keys.is_contiguous()
         assert kv.scratch_keys.is_contiguous()

@@ -27,15 +27,15 @@ inline void rms_norm(const Source* row, const T* weight, int size, float epsilon
   }
 }
 
-// Half-split rotary embedding in place: (x1, x2) -> (x1 cos - x2 sin, x2 cos + x1 sin), rounded to T.
+// Half-split rotary embedding: (x1, x2) -> (x1 cos - x2 sin, x2 cos + x1 sin), rounded to T; out may be the head.
 template <class T>
-inline void rotate(float* head, const float* cosines, const float* sines, int head_dim) {
+inline void rotate(const float* head, const float* cosines, const float* sines, int head_dim, float* out) {
   const int half = head_dim / 2;
   for (int index = 0; index < half; index += kLanes) {
     const Floats low = load<Floats>(head + index), high = load<Floats>(head + half + index);
     const Floats cosine = load<Floats>(cosines + index), sine = load<Floats>(sines + index);
-    store(head + index, Type<T>::round(fma(low, cosine, -(high * sine))));
-    store(head + half + index, Type<T>::round(fma(high, cosine, low * sine)));
+    store(out + index, Type<T>::round(fma(low, cosine, -(high * sine))));
+    store(out + half + index, Type<T>::round(fma(high, cosine, low * sine)));
   }
 }
 
@@ -47,7 +47,7 @@ inline void store_row(T* target, const float* source, int size) {
     Type<T>::store_floats(target + index, load<Floats>(source + index));
 }
 
-constexpr int kOwnNormRows = 4;  // up to here every thread norms all rows itself: cheaper than a barrier
+constexpr int kOwnNormRows = 16;  // up to here every thread norms all rows itself: cheaper than a barrier
 
 // The normed rows of a block in fp32: one copy per thread for a few rows, one for all threads otherwise.
 class NormedRows {

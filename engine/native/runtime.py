@@ -1,4 +1,4 @@
-"""What the native modules of one model share: functions, memory, tables and the rows of the step."""
+"""What the native modules of one model share: functions, memory, tables, the step's rows."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from engine.block import RowLayout
 from engine.interfaces import StepContext
+from engine.kv_cache import KVCache
 from engine.models.layers import Rotary
 from engine.native.library import KernelLibrary, Step
 from engine.native.packing import WeightArena, pack_gate_up, pack_weight
@@ -26,6 +27,7 @@ class Runtime:
         self.step_address = ctypes.addressof(self.step)
         self._layout: RowLayout | None = None
         self._kept: tuple[Tensor, ...] = ()
+        self._kv: KVCache | None = None
         self._tables: dict[Rotary, tuple[Tensor, Tensor]] = {}
 
     def pack(self, weight_OI: Tensor) -> Tensor:
@@ -42,6 +44,15 @@ class Runtime:
             cosines, sines = rotary.cos_SD.float(), rotary.sin_SD.float()
             self._tables[rotary] = (cosines.contiguous(), sines.contiguous())
         return self._tables[rotary]
+
+    def prepare_cache(self, kv: KVCache) -> None:
+        """Ask for huge pages under a cache that is new to this model."""
+        if kv is self._kv:
+            return
+        for tensor in (kv.keys, kv.values):
+            num_bytes = tensor.numel() * tensor.element_size()
+            self.library.advise_huge_pages(tensor.data_ptr(), num_bytes)
+        self._kv = kv
 
     def bind_rows(self, context: StepContext, num_rows: int) -> None:
         """Point the step structure at this block's rows; does nothing for the same block again."""

@@ -10,19 +10,25 @@
 #include <cstring>
 #include <utility>
 
-#if defined(__x86_64__) || defined(__i386__)
+#if defined(__x86_64__)
 #include <immintrin.h>
-#elif defined(__ARM_NEON)
+#elif defined(__aarch64__)
 #include <arm_neon.h>
 #endif
 
 namespace native {
 
-#if defined(__AVX512F__)
+// Tests set NATIVE_LANES to run the code of other machines' widths on this one, without its special instructions.
+#if defined(NATIVE_LANES)
+constexpr int kLanes = NATIVE_LANES, kBlockVectors = 3, kMaxTileRows = NATIVE_LANES == 16 ? 8 : 4;
+#elif defined(__AVX512F__)
+#define NATIVE_AVX512 1
 constexpr int kLanes = 16, kBlockVectors = 3, kMaxTileRows = 8;
-#elif defined(__AVX__)
+#elif defined(__AVX2__) && defined(__FMA__)
+#define NATIVE_AVX2 1
 constexpr int kLanes = 8, kBlockVectors = 3, kMaxTileRows = 4;
 #elif defined(__aarch64__)
+#define NATIVE_NEON 1
 constexpr int kLanes = 4, kBlockVectors = 4, kMaxTileRows = 4;
 #else
 constexpr int kLanes = 4, kBlockVectors = 3, kMaxTileRows = 4;
@@ -54,11 +60,11 @@ inline Words splat_word(uint32_t value) { return value - Words{}; }
 
 // a * b + c with one rounding where the machine has it.
 inline Floats fma(Floats a, Floats b, Floats c) {
-#if defined(__AVX512F__)
+#if defined(NATIVE_AVX512)
   return (Floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
-#elif defined(__FMA__)
+#elif defined(NATIVE_AVX2)
   return (Floats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
-#elif defined(__aarch64__)
+#elif defined(NATIVE_NEON)
   return (Floats)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
 #else
   return a * b + c;
@@ -67,9 +73,9 @@ inline Floats fma(Floats a, Floats b, Floats c) {
 
 // Keeps a value in a register where the compiler would rather load and unpack it again for every use.
 inline Floats in_register(Floats value) {
-#if defined(__x86_64__)
+#if defined(NATIVE_AVX512) || defined(NATIVE_AVX2)
   asm("" : "+v"(value));
-#elif defined(__aarch64__)
+#elif defined(NATIVE_NEON)
   asm("" : "+w"(value));
 #endif
   return value;

@@ -4,8 +4,7 @@
 
 #include "simd.h"
 
-#if defined(__AVX2__) && defined(__FMA__) && !defined(__AVX512F__)
-#define NATIVE_HAS_ASM_TILE 1
+#if defined(NATIVE_AVX2)
 
 namespace native {
 

@@ -62,11 +62,11 @@ class FakeBackend:
             piece = tuple(ids[index : index + 2])
             is_last = index + 2 >= len(ids)
             reason: FinishReason = "stop" if piece[-1] == EOS_ID else "length"
-            sources: tuple[TokenSource, ...] = ("verifier",) * len(piece)
+            own: TokenSource = "verifier"
             yield TokenEvent(
                 request_id=request.request_id,
                 token_ids=piece,
-                sources=sources,
+                sources=tuple(own for _ in piece),
                 finish_reason=reason if is_last else None,
             )
 

@@ -1,0 +1,54 @@
+"""From flags to a plan: checked before anything is started."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from launch.bench.plan import BenchFlags, make_plan
+
+FLAGS = BenchFlags(limit=2, max_tokens=8)
+
+
+def test_rows_are_our_methods_then_the_peers_modes() -> None:
+    plan = make_plan(replace(FLAGS, methods="copy_spec", peer=("vllm",)), world_size=1)
+    assert [row.label for row in plan.rows] == ["vanilla", "copy_spec", "vllm:plain", "vllm:ngram"]
+    assert [row.base for row in plan.rows] == ["vanilla", "vanilla", "vllm:plain", "vllm:plain"]
+    assert plan.settings.prompts == len(plan.prompts) == 2
+    assert plan.config.max_num_seqs == 1
+
+
+def test_ranks_launched_together_are_tensor_parallel_unless_told() -> None:
+    assert make_plan(FLAGS, world_size=2).settings.tp == 2
+    flags = replace(FLAGS, pipeline_parallel_size=2, tensor_parallel_size=1)
+    assert make_plan(flags, world_size=2).settings.pp == 2
+    with pytest.raises(ValueError, match="needs 3 processes and 1 were started: torchrun"):
+        make_plan(replace(FLAGS, tensor_parallel_size=3), world_size=1)
+
+
+def test_threads_are_of_the_whole_system() -> None:
+    plan = make_plan(replace(FLAGS, threads=4), world_size=2)
+    assert (plan.config.num_threads, plan.settings.threads) == (2, 4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"table": "table9"}, "TABLE must be one of table1, not 'table9'"),
+        ({"limit": 0}, "--limit must be 1 or more, not 0"),
+        ({"max_tokens": -1}, "--max-tokens must be 1 or more"),
+        ({"threads": 0}, "--threads must be 1 or more"),
+        ({"peer": ("sglang",)}, "--peer must be one of transformers, vllm, not 'sglang'"),
+        ({"peer": ("vllm", "vllm")}, "--peer names vllm twice"),
+        ({"methods": "magic"}, "'method' must be one of"),
+        ({"recipe": "big"}, "--recipe must be one of"),
+        ({"workload": "nothing.jsonl"}, "--workload must be 'humaneval' or a JSONL file"),
+        ({"max_model_len": 100}, "prompt HumanEval/0 has 155 tokens"),
+        ({"out": Path(__file__)}, "--out must be a directory"),
+    ],
+)
+def test_mistakes_are_one_sentence(changes: dict[str, object], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        make_plan(replace(FLAGS, **changes), world_size=1)  # type: ignore[arg-type]
