@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -19,10 +18,11 @@ MAX_MODEL_LEN = 2048
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[None]:
     """More CPUs than the machine has: the ranks of two engines may overlap for a moment."""
-    os.environ["RAY_AUTH_MODE"] = "disabled"
-    connect(ClusterChoice(num_cpus=4))
-    yield
-    disconnect()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_AUTH_MODE", "disabled")
+        connect(ClusterChoice(num_cpus=4))
+        yield
+        disconnect()
 
 
 @pytest.fixture(scope="session")
