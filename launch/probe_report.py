@@ -20,15 +20,17 @@ from drafters.training.probe import (
 from engine.probe import save_probe
 from launch.data.copy_diversity import CopyGroup
 from launch.probe_plots import plot_layers, plot_threshold
-from launch.probe_training import ProbeResult, ProbeRun
-from launch.provenance import provenance
+from launch.probe_training import ProbeResult
 
 
-def write_probe(result: ProbeResult, run: ProbeRun, folder: Path) -> dict[str, Any]:
-    """Write the probe, its provenance, its report and two plots; return the summary."""
+def write_probe(result: ProbeResult, origin: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Write the probe, its provenance, its report and two plots; return the summary.
+
+    ``origin`` is the run's provenance, taken when it started: the checkout may change meanwhile.
+    """
     save_probe(result.probe, folder / "probe.safetensors")
     summary = _summary(result)
-    _write_json(folder / "probe.json", {**provenance(run), **summary})
+    _write_json(folder / "probe.json", {**origin, **summary})
     _write_json(folder / "probe_report.json", {**summary, **_details(result)})
     plot_layers(result.swept, result.probe, folder / "probe_layers.png")
     validation = labelled_scores(result.probe, result.captured, _validation_rows(result))

@@ -11,6 +11,7 @@ from drafters.training.probe import ProbeTrainingConfig
 from launch.cli import USER_ERROR, parse, user_errors
 from launch.probe_report import write_probe
 from launch.probe_training import ProbeRun, ProbeTrainer, output_directory
+from launch.provenance import provenance
 from launch.recipes import EngineFlags, engine_config
 
 PROG = "python -m launch.train"
@@ -66,7 +67,8 @@ def train_probe(argv: Sequence[str]) -> None:
         run = probe_run(flags)
         folder = output_directory(flags.out)
         trainer = ProbeTrainer(run, folder / "answers.jsonl")
-    summary = write_probe(trainer.run(), run, folder)
+    origin = provenance(run)
+    summary = write_probe(trainer.run(), origin, folder)
     for name, measured in summary["quality"].items():
         sys.stdout.write(f"{name:10}  AUC {measured['auc']:.4f}  F1 {measured['f1']:.4f}\n")
 

@@ -32,11 +32,10 @@ def _free_port() -> int:
 
 
 def test_smollm2_is_served_by_path_and_stopped_by_a_signal(tmp_path: Path) -> None:
-    """Run from another directory, as a job is; a speculative method that needs no probe."""
+    """Run from another directory, with the recipe's own method and the shipped probe."""
     port = _free_port()
     command = [sys.executable, str(ROOT / "launch" / "serve70b.py"), "--recipe", "smollm2"]
     command += ["--port", str(port), "--max-model-len", "256"]
-    command += ["--speculative-config", '{"method": "prompt_lookup"}']
     environment = {**os.environ, "RAY_AUTH_MODE": "disabled"}
     environment.pop("RAY_ADDRESS", None)
     with (tmp_path / "stderr").open("w") as log:
