@@ -40,10 +40,13 @@ def default_cache_directory() -> Path:
     return Path.home() / ".cache" / "switchsteer" / "native"
 
 
-def build_library(cache_directory: Path, *, compiler: str = "g++") -> Path:
+def build_library(
+    cache_directory: Path, *, compiler: str = "g++", defines: Sequence[str] = ()
+) -> Path:
     """Path of the compiled library, compiling it unless an earlier run did.
 
-    Safe against concurrent builds: each compiles to a name of its own, then renames.
+    Safe against concurrent builds: each compiles to a name of its own, then renames. ``defines``
+    are further compiler flags: tests build for other vector widths.
 
     Raises:
         NativeBuildError: there is no such compiler, or it failed.
@@ -51,23 +54,24 @@ def build_library(cache_directory: Path, *, compiler: str = "g++") -> Path:
     program = shutil.which(compiler)
     if program is None:
         raise NativeBuildError(f"there is no compiler named {compiler!r}")
-    target = cache_directory / f"kernels-{_fingerprint(program)}.so"
-    if target.exists():
-        return target
+    flags = (*FLAGS, *defines)
+    target = cache_directory / f"kernels-{_fingerprint(program, flags)}.so"
     try:
+        if target.exists():
+            return target
         cache_directory.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=cache_directory) as scratch:
-            compiled = _compile(program, Path(scratch))
+            compiled = _compile(program, flags, Path(scratch))
             compiled.replace(target)
     except OSError as error:
-        raise NativeBuildError(f"cannot write to {cache_directory}: {error}") from error
+        raise NativeBuildError(f"cannot keep them in {cache_directory}: {error}") from error
     return target
 
 
-def _compile(program: str, scratch: Path) -> Path:
+def _compile(program: str, flags: Sequence[str], scratch: Path) -> Path:
     compiled, library = scratch / "kernels.o", scratch / "kernels.so"
     source = str(SOURCE_DIRECTORY / "kernels.cpp")
-    _run([program, *FLAGS, "-c", source, "-o", str(compiled)])
+    _run([program, *flags, "-c", source, "-o", str(compiled)])
     _run([program, "-shared", str(compiled), "-o", str(library), *_openmp_link()])
     return library
 
@@ -78,11 +82,11 @@ def _openmp_link() -> tuple[str, ...]:
     return (str(bundled[0]),) if bundled else ("-fopenmp",)
 
 
-def _fingerprint(program: str) -> str:
+def _fingerprint(program: str, flags: Sequence[str]) -> str:
     digest = hashlib.sha256()
     for path in sorted(SOURCE_DIRECTORY.glob("*.h")) + sorted(SOURCE_DIRECTORY.glob("*.cpp")):
         digest.update(path.name.encode() + path.read_bytes())
-    digest.update(" ".join((*FLAGS, *_openmp_link())).encode())
+    digest.update(" ".join((*flags, *_openmp_link())).encode())
     digest.update(_run([program, "--version"]))
     digest.update(_run([program, "-march=native", "-Q", "--help=target"]))
     return digest.hexdigest()[:24]

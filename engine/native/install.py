@@ -8,7 +8,7 @@ from engine.models.decoder import Attention, Decoder, DecoderLayer, GatedMLP
 from engine.models.layers import Linear, RMSNorm
 from engine.native.availability import load_library, unavailable_reason
 from engine.native.layers import NativeLayers
-from engine.native.library import DTYPES
+from engine.native.library import DTYPES, KernelLibrary
 from engine.native.modules import (
     NativeAttention,
     NativeHead,
@@ -31,7 +31,11 @@ def nativize(model: Decoder) -> None:
     reason = unsupported_reason(model)
     if reason is not None:
         raise ValueError(f"native kernels cannot be used: {reason}")
-    library = load_library(model.dtype)
+    install_library(model, load_library(model.dtype))
+
+
+def install_library(model: Decoder, library: KernelLibrary) -> None:
+    """``nativize`` with given kernels, whose vector width the model's sizes must fit."""
     arena = WeightArena(_arena_bytes(model, library.block_columns), library)
     runtime = Runtime(library, arena)
     layers: list[DecoderLayer] = []
