@@ -8,7 +8,9 @@ a vector is meaningless at another layer or on another model.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,7 +37,7 @@ class Probe:
     weight: Tensor
     """[H] float32."""
     threshold: float
-    """Copy intent from which copying pays, chosen by validation F1."""
+    """Copy intent from which a token counts as copied, chosen by validation F1 of span labels."""
     layer: int
     """Global index of the decoder layer, from 0."""
     site: Site
@@ -43,6 +45,9 @@ class Probe:
     """The model it was trained on, as users name it."""
     label_shift: int = 0
     """Training pairs the state of token i with the label of token i + label_shift."""
+    gate_thresholds: Mapping[int, float] = field(default_factory=dict)
+    """Match length to the copy intent from which copying pays, chosen by replay of validation
+    answers; empty when the probe was not calibrated for copying."""
 
     def __post_init__(self) -> None:
         if self.weight.ndim != 1 or self.weight.dtype != torch.float32:
@@ -50,8 +55,9 @@ class Probe:
                 f"a probe's weight must be a float32 vector, not {self.weight.dtype} of shape "
                 f"{tuple(self.weight.shape)}"
             )
-        if not 0.0 <= self.threshold <= 1.0:
-            raise ValueError(f"a probe's threshold must be from 0 to 1, not {self.threshold}")
+        for threshold in (self.threshold, *self.gate_thresholds.values()):
+            if not 0.0 <= threshold <= 1.0:
+                raise ValueError(f"a probe's threshold must be from 0 to 1, not {threshold}")
         if self.layer < 0 or self.label_shift not in (0, 1):
             raise ValueError(
                 f"a probe's layer must be at least 0 and its label_shift 0 or 1, not {self.layer} "
@@ -62,6 +68,13 @@ class Probe:
     def hidden_size(self) -> int:
         """H, the verifier's hidden size."""
         return self.weight.numel()
+
+    def gate_threshold(self, match_length: int) -> float:
+        """The threshold of the nearest calibrated match length, else the probe's own."""
+        if not self.gate_thresholds:
+            return self.threshold
+        nearest = min(self.gate_thresholds, key=lambda length: abs(length - match_length))
+        return self.gate_thresholds[nearest]
 
     def score(self, hidden_RH: Tensor) -> Tensor:
         """Copy intent of every row: [R] float32 from 0 to 1."""
@@ -99,6 +112,7 @@ def save_probe(probe: Probe, path: Path) -> None:
         "threshold": repr(probe.threshold),
         "model": probe.model_id,
         "label_shift": str(probe.label_shift),
+        "gate_thresholds": json.dumps(dict(probe.gate_thresholds)),
     }
     save_file({"weight": probe.weight.contiguous()}, path, metadata=metadata)
 
@@ -126,9 +140,14 @@ def load_probe(path: Path) -> Probe:
             site=Site(metadata["site"]),
             model_id=metadata["model"],
             label_shift=int(metadata["label_shift"]),
+            gate_thresholds=_gate_thresholds(metadata.get("gate_thresholds", "{}")),
         )
-    except ValueError as error:
+    except (AttributeError, TypeError, ValueError) as error:
         raise ValueError(f"{path} is not a usable probe: {error}") from error
+
+
+def _gate_thresholds(text: str) -> dict[int, float]:
+    return {int(length): float(threshold) for length, threshold in json.loads(text).items()}
 
 
 def _short_name(model_id: str) -> str:

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from sklearn.metrics import roc_curve
 from torch import Tensor
 
-from drafters.training.logistic import auc, f1_over_thresholds
+from drafters.training.logistic import auc, f1_over_thresholds, has_both_classes
 from drafters.training.probe import Candidate
 from engine.interfaces import Site
 from engine.probe import Probe
@@ -38,17 +38,22 @@ def plot_layers(candidates: Sequence[Candidate], probe: Probe, path: Path) -> No
 
 
 def plot_threshold(sets: Mapping[str, tuple[Tensor, Tensor]], threshold: float, path: Path) -> None:
-    """F1 over the threshold and the ROC curve, for every named set of (scores, labels)."""
+    """F1 over the threshold and the ROC curve, for every named set of (scores, labels).
+
+    A set with labels of one class only, as tiny runs have, has no ROC curve.
+    """
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     left, right = figure.subplots(1, 2)
     thresholds = torch.arange(1, 100, dtype=torch.float64) / 100
     for name, (scores, labels) in sets.items():
         f1, _, _ = f1_over_thresholds(scores.double(), labels, thresholds)
         left.plot(thresholds.tolist(), f1.tolist(), label=name)
-        false_positives, true_positives, _ = roc_curve(labels.numpy(), scores.numpy())
-        right.plot(false_positives, true_positives, label=f"{name}, AUC {auc(scores, labels):.3f}")
+        if has_both_classes(labels):
+            false_positives, true_positives, _ = roc_curve(labels.numpy(), scores.numpy())
+            label = f"{name}, AUC {auc(scores, labels):.3f}"
+            right.plot(false_positives, true_positives, label=label)
     left.axvline(threshold, color="grey", linestyle=":")
-    right.plot([0, 1], [0, 1], color="grey", linestyle=":")
+    right.plot([0, 1], [0, 1], color="grey", linestyle=":", label="chance")
     _finish(left, "threshold", "F1")
     _finish(right, "false positive rate", "true positive rate")
     figure.savefig(path, dpi=_DOTS_PER_INCH)

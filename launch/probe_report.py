@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from drafters.training.gate import GateReplay
 from drafters.training.logistic import f1_over_thresholds
 from drafters.training.probe import (
     BENEFIT_TOKENS,
@@ -54,6 +55,7 @@ def _summary(result: ProbeResult) -> dict[str, Any]:
             "threshold": probe.threshold,
             "label_shift": probe.label_shift,
             "penalty": result.refined[0].penalty,
+            "gate_thresholds": result.probe.gate_thresholds,
         },
         "data": {
             "prompts": len(result.prompts),
@@ -78,6 +80,10 @@ def _details(result: ProbeResult) -> dict[str, Any]:
     return {
         "sweep": _rows(result.swept),
         "refined": _rows(result.refined),
+        "gate_on_validation": {
+            length: {"always": _gate_row(always), "calibrated": _gate_row(chosen)}
+            for length, (always, chosen) in result.gate.items()
+        },
         "validation_by_group": {
             group.value: asdict(quality(result.probe, result.captured, rows))
             for group in CopyGroup
@@ -105,6 +111,10 @@ def _rows(candidates: Sequence[Candidate]) -> list[dict[str, Any]]:
         }
         for candidate in candidates
     ]
+
+
+def _gate_row(outcome: GateReplay) -> dict[str, Any]:
+    return {**asdict(outcome), "empty_share": round(outcome.empty_share, 5)}
 
 
 def _validation_rows(result: ProbeResult) -> torch.Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -30,6 +30,7 @@ from drafters.training.capture import (
     capture_states,
     generate_transcripts,
 )
+from drafters.training.gate import MATCH_LENGTHS, GateReplay, choose_threshold, record_answers
 from drafters.training.probe import (
     Candidate,
     ProbeTrainingConfig,
@@ -80,6 +81,9 @@ class ProbeResult:
     """The trained probe and everything that is reported about it."""
 
     probe: Probe
+    """With gate thresholds."""
+    gate: dict[int, tuple[GateReplay, GateReplay]]
+    """Match length to (always open, as calibrated), replayed on the validation answers."""
     prompts: tuple[CopyPrompt, ...]
     transcripts: list[Transcript]
     validation: torch.Tensor
@@ -131,8 +135,12 @@ class ProbeTrainer:
             held_out_ids = [prompt.token_ids for prompt in self._held_out]
             held_out = self._answer(bar, "HumanEval answers", held_out_ids)
             held_out_states = self._capture(bar, "HumanEval states", held_out, (refined[0].point,))
+        probe = refined[0].probe(self._settings.engine.model)
+        gate = self._calibrate(probe, captured, transcripts)
+        thresholds = {length: chosen.threshold for length, (_, chosen) in gate.items()}
         return ProbeResult(
-            probe=refined[0].probe(self._settings.engine.model),
+            probe=replace(probe, gate_thresholds=thresholds),
+            gate=gate,
             prompts=self._prompts,
             transcripts=transcripts,
             validation=self._validation,
@@ -153,6 +161,15 @@ class ProbeTrainer:
             max_tokens=self._settings.max_tokens,
             progress=_advance(bar, title, len(prompt_ids)),
         )
+
+    def _calibrate(
+        self, probe: Probe, captured: CapturedStates, transcripts: list[Transcript]
+    ) -> dict[int, tuple[GateReplay, GateReplay]]:
+        held_out = {i: entry for i, entry in enumerate(transcripts) if self._validation[i]}
+        return {
+            length: choose_threshold(record_answers(probe, captured, held_out, length))
+            for length in MATCH_LENGTHS
+        }
 
     def _sweep(self, bar: Progress, transcripts: list[Transcript]) -> list[Candidate]:
         layers = range(self._model.config.num_layers)

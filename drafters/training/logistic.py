@@ -56,10 +56,14 @@ def fit_logistic(
     return weight_H.detach() / scale_H
 
 
+def has_both_classes(labels_N: Tensor) -> bool:
+    """Whether labels (positive above 0.5) of both classes occur."""
+    return 0 < int((labels_N > 0.5).sum()) < len(labels_N)
+
+
 def auc(scores_N: Tensor, labels_N: Tensor) -> float:
     """Area under the ROC curve; 0.5 when a class is missing."""
-    positives = int((labels_N > 0.5).sum())
-    if positives in (0, len(labels_N)):
+    if not has_both_classes(labels_N):
         return 0.5
     return float(roc_auc_score(labels_N.numpy(), scores_N.numpy()))
 

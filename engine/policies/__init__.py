@@ -12,7 +12,7 @@ from engine.probe import Probe
 
 
 def build_policy(speculation: SpeculationConfig, probe: Probe | None) -> SwitchingPolicy:
-    """The policy of a configuration; a probe's own threshold holds unless the user gave one."""
+    """The policy of a configuration; a probe's gate threshold holds unless the user gave one."""
     match speculation.method:
         case "vanilla":
             return Vanilla()
@@ -39,7 +39,7 @@ def _threshold(speculation: SpeculationConfig, probe: Probe | None) -> float:
     if speculation.probe_threshold is not None:
         threshold = speculation.probe_threshold
     else:
-        threshold = probe.threshold if probe is not None else 1.0
+        threshold = probe.gate_threshold(speculation.copy_match_length) if probe else 1.0
     if threshold > 0 and probe is None:
         raise ValueError(
             "method 'switch_sd' needs a probe and none is loaded: give the speculative-config key "

@@ -64,6 +64,22 @@ def test_saved_probe_loads_unchanged(tmp_path: Path) -> None:
     assert (loaded.model_id, loaded.label_shift) == (PROBE.model_id, 1)
 
 
+def test_gate_thresholds_survive_saving_and_the_nearest_length_counts(tmp_path: Path) -> None:
+    path = tmp_path / "probe.safetensors"
+    save_probe(replace(PROBE, gate_thresholds={2: 0.4, 5: 0.1}), path)
+    loaded = load_probe(path)
+    assert [loaded.gate_threshold(length) for length in (1, 2, 3, 4, 9)] == [
+        0.4,
+        0.4,
+        0.4,
+        0.1,
+        0.1,
+    ]
+    assert PROBE.gate_threshold(3) == PROBE.threshold
+    with pytest.raises(ValueError, match="from 0 to 1, not 1"):
+        replace(PROBE, gate_thresholds={2: 1.5})
+
+
 def test_fitting_model_passes_the_check_wherever_it_lies() -> None:
     PROBE.check(CONFIG, "owner/Model-1B")
     PROBE.check(CONFIG, "/data/models/model-1b/")
