@@ -1,8 +1,8 @@
 """A GGUF file to a Hugging Face directory, once: dequantised weights in fp32, config, tokenizer.
 
 fp32, so that every dtype we run is a cast of the same numbers. The conversion is ours because
-transformers' needs another library to read GGUF, and takes the whole model into memory; a test
-compares the two. Layout of the format and the rotary permutation of Llama's query and key rows:
+transformers' takes the whole model into memory and needs accelerate; a test shows that both give
+the same bits. Layout of the format and the rotary permutation of Llama's query and key rows:
 llama.cpp, ``gguf-py`` and ``conversion``.
 """
 
