@@ -25,7 +25,7 @@ CONFINED = {
 """Library -> the only places that may import it."""
 
 READS_ENVIRONMENT = {
-    "engine/weights/resolve.py": "where the user keeps caches",
+    "engine/cache_directory.py": "where the user keeps caches",
     "engine/native/build.py": "passed on to the compiler",
 }
 """The exceptions to "only launch/ reads arguments and environment"."""

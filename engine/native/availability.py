@@ -10,7 +10,8 @@ from pathlib import Path
 import torch
 from torch.nn import functional
 
-from engine.native.build import NativeBuildError, build_library, default_cache_directory
+from engine.cache_directory import default_cache_directory
+from engine.native.build import NativeBuildError, build_library
 from engine.native.library import DTYPES, KernelLibrary, MlpArguments, open_library
 from engine.native.packing import pack_gate_up, pack_weight
 
@@ -44,7 +45,7 @@ def unavailable_reason() -> str | None:
 def _find_library() -> Path | str:
     """The compiled and tested library, or the reason why there is none; found out once."""
     try:
-        path = build_library(default_cache_directory())
+        path = build_library(default_cache_directory() / "native")
         for dtype in DTYPES:
             _check(open_library(path, dtype), dtype)
     except NativeBuildError as error:

@@ -35,11 +35,6 @@ class NativeBuildError(RuntimeError):
     """The kernels cannot be compiled or loaded here; the message says why."""
 
 
-def default_cache_directory() -> Path:
-    """Where compiled libraries are kept between runs."""
-    return Path.home() / ".cache" / "switchsteer" / "native"
-
-
 def build_library(
     cache_directory: Path, *, compiler: str = "g++", defines: Sequence[str] = ()
 ) -> Path:

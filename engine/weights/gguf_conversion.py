@@ -54,16 +54,26 @@ def convert_gguf(file: Path, cache_dir: Path) -> Path:
     """The converted directory, made on first use; several processes may ask at once.
 
     Raises:
-        ValueError: not a GGUF file, or one that holds a model we do not run.
+        ValueError: not a GGUF file, one that holds a model we do not run, or nowhere to write.
     """
     target = cache_dir / "gguf" / f"{file.stem}-{_fingerprint(file)}"
     if target.is_dir():
         return target
+    try:
+        _convert_once(file, target)
+    except OSError as error:
+        raise ValueError(
+            f"{file} cannot be converted into {target.parent}: {error.strerror}: set "
+            "XDG_CACHE_HOME to a folder with room for the model in fp32"
+        ) from error
+    return target
+
+
+def _convert_once(file: Path, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(target.parent / f"{target.name}.lock"):
         if not target.is_dir():
             _convert_atomically(file, target)
-    return target
 
 
 def _convert_atomically(file: Path, target: Path) -> None:

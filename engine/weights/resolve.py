@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from importlib.util import find_spec
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
+from engine.cache_directory import default_cache_directory
 from engine.weights.gguf_conversion import convert_gguf
 
 PACKAGE_PREFIX = "package:"
@@ -28,7 +28,7 @@ def resolve_model(source: str, *, cache_dir: Path | None = None) -> Path:
     Raises:
         ValueError: there is no such model, or it cannot be fetched.
     """
-    cache = default_cache_dir() if cache_dir is None else cache_dir
+    cache = default_cache_directory() if cache_dir is None else cache_dir
     if source.startswith(PACKAGE_PREFIX):
         return convert_gguf(_gguf_in_package(source.removeprefix(PACKAGE_PREFIX)), cache)
     path = Path(source).expanduser()
@@ -42,12 +42,6 @@ def resolve_model(source: str, *, cache_dir: Path | None = None) -> Path:
         f"model {source!r} does not exist: allowed are a directory, a .gguf file, a Hugging Face "
         f"Hub id (owner/name), or {PACKAGE_PREFIX}NAME"
     )
-
-
-def default_cache_dir() -> Path:
-    """``switchsteer`` in ``$XDG_CACHE_HOME``, by default ``~/.cache``."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "switchsteer"
 
 
 def _gguf_in_package(package: str) -> Path:

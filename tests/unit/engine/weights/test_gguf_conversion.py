@@ -163,6 +163,13 @@ def test_a_failed_conversion_leaves_no_directory(tmp_path: Path) -> None:
     assert [path for path in (tmp_path / "cache" / "gguf").iterdir() if path.is_dir()] == []
 
 
+def test_a_cache_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    file = write_gguf(tmp_path / "tiny.gguf", SMOLLM)
+    (tmp_path / "taken").write_text("a file where a folder should be")
+    with pytest.raises(ValueError, match=r"cannot be converted into .*taken.*set XDG_CACHE_HOME"):
+        convert_gguf(file, tmp_path / "taken")
+
+
 def test_what_we_cannot_run_is_refused(tmp_path: Path) -> None:
     mamba = write_gguf(tmp_path / "mamba.gguf", SMOLLM, architecture="mamba")
     with pytest.raises(ValueError, match=r"architecture mamba is not supported .* llama, qwen3"):

@@ -8,8 +8,9 @@ from unittest.mock import Mock
 import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError, RepositoryNotFoundError
 
+from engine.cache_directory import default_cache_directory
 from engine.weights import resolve
-from engine.weights.resolve import default_cache_dir, resolve_model
+from engine.weights.resolve import resolve_model
 
 
 def test_a_directory_is_itself(tmp_path: Path) -> None:
@@ -75,6 +76,6 @@ def test_a_package_is_searched_without_being_imported(
 
 def test_the_cache_follows_xdg(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert default_cache_dir() == tmp_path / "switchsteer"
+    assert default_cache_directory() == tmp_path / "switchsteer"
     monkeypatch.delenv("XDG_CACHE_HOME")
-    assert default_cache_dir() == Path.home() / ".cache" / "switchsteer"
+    assert default_cache_directory() == Path.home() / ".cache" / "switchsteer"
