@@ -92,9 +92,12 @@ def _broadcast(block: Tensor, mesh: Mesh, src: int) -> Tensor:
 def _gather(tensor: Tensor, mesh: Mesh) -> Tensor:
     """[P, ...]: every tensor-parallel rank's tensor, in rank order.
 
-    Calls the group directly: the checks of ``dist.all_gather`` cost more than moving a few rows.
+    Through shared memory where there is some; else through the group, called directly because the
+    checks of ``dist.all_gather`` cost more than moving a few rows.
     """
     assert mesh.tp_group is not None
+    if mesh.shared_memory is not None and mesh.shared_memory.fits(tensor):
+        return mesh.shared_memory.gather(tensor)
     gathered = tensor.new_empty((mesh.tp_size, *tensor.shape))
     mesh.tp_group.allgather([list(gathered.unbind(0))], [tensor.contiguous()]).wait()
     return gathered

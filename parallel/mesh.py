@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
 from parallel.rendezvous import DEFAULT_TIMEOUT
+from parallel.shared_memory import SharedMemoryGather, share_memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +29,8 @@ class Mesh:
     """The ranks of this stage; None when there is one."""
     world_group: ProcessGroup | None = None
     """All verifier ranks; None when there is one."""
+    shared_memory: SharedMemoryGather | None = None
+    """Memory that the ranks of this stage share; None where they cannot."""
 
     def __post_init__(self) -> None:
         assert 0 <= self.tp_rank < self.tp_size
@@ -89,13 +92,15 @@ def build_mesh(tp_size: int, num_stages: int, *, timeout: timedelta = DEFAULT_TI
             f"{wanted} processes, but {found} were started"
         )
     stage, tp_rank = divmod(dist.get_rank(), tp_size)
+    group = _stage_group(stage, tp_size, num_stages, timeout=timeout)
     return Mesh(
         tp_rank=tp_rank,
         tp_size=tp_size,
         stage=stage,
         num_stages=num_stages,
-        tp_group=_stage_group(stage, tp_size, num_stages, timeout=timeout),
+        tp_group=group,
         world_group=dist.group.WORLD if wanted > 1 else None,
+        shared_memory=share_memory(group, timeout=timeout) if group is not None else None,
     )
 
 
