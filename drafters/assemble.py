@@ -17,15 +17,15 @@ from engine.attention.rowwise import RowwiseAttention
 from engine.channels import BroadcastControl, LocalControl
 from engine.config import EngineConfig
 from engine.control import ControlChannel, message_length
+from engine.drafting import Drafters
 from engine.engine import SpeculativeEngine
 from engine.exactness import RowPadding, find_row_padding
 from engine.kernels import install_kernels
 from engine.kv_cache import KVCache, KVShape
 from engine.models.decoder import Attention, Decoder
-from engine.policies import build_policy
 from engine.probe import Probe, load_probe
 from engine.records import CopyIndexShape, CopySource
-from engine.runner import ModelRunner
+from engine.runner import ModelRunner, Readouts
 from engine.scheduler import Scheduler, SchedulerLimits
 from engine.step_context import AttentionBackend
 from engine.step_time import StepTimeTable, measure_step_times
@@ -68,18 +68,20 @@ def assemble_engine(config: EngineConfig, mesh: Mesh) -> SpeculativeEngine:
         mesh=mesh,
         attention=attention,
         padding=padding,
-        probe=probe,
-        probe_stage=_stage_of(probe, model, mesh),
+        readouts=Readouts(probe=probe, probe_stage=_stage_of(probe, model, mesh)),
     )
+    drafters = Drafters(probe=probe)
     step_times = measure_step_times(
         lambda rows: _discard(runner.run(sibling_rows(rows, kv))), max_rows=min(48, kv.max_rows)
     )
     return SpeculativeEngine(
         runner=runner,
         control=_control(config, mesh),
-        scheduler=_scheduler(config, tokenizer, probe, step_times) if mesh.is_coordinator else None,
+        scheduler=_scheduler(config, tokenizer, drafters, step_times)
+        if mesh.is_coordinator
+        else None,
         tokenizer=tokenizer,
-        probe=probe,
+        drafters=drafters,
     )
 
 
@@ -141,7 +143,7 @@ def _control(config: EngineConfig, mesh: Mesh) -> ControlChannel:
 
 
 def _scheduler(
-    config: EngineConfig, tokenizer: Tokenizer, probe: Probe | None, step_times: StepTimeTable
+    config: EngineConfig, tokenizer: Tokenizer, drafters: Drafters, step_times: StepTimeTable
 ) -> Scheduler:
     limits = SchedulerLimits(
         num_slots=config.max_num_seqs,
@@ -152,8 +154,7 @@ def _scheduler(
     )
     return Scheduler(
         limits,
-        policy=build_policy(config.speculation, probe),
-        speculation=config.speculation,
+        drafting=drafters.drafting(config.speculation),
         new_copy_index=new_copy_index,
         step_times=step_times,
     )

@@ -15,6 +15,8 @@ from engine.methods import (
     AVAILABLE_DRAFTERS,
     AVAILABLE_METHODS,
     METHOD_DEFAULTS,
+    METHODS_WITH_DRAFTER,
+    NEURAL_METHODS,
     Drafter,
     Exactness,
     Kernels,
@@ -56,7 +58,7 @@ class SpeculationConfig:
 
     def __post_init__(self) -> None:
         _check_method(self.method)
-        _check_drafter(self.drafter, self.model)
+        _check_drafter(self.method, self.drafter, self.model)
         _check_integer("copy_match_length", self.copy_match_length, 1, 64)
         _check_integer("copy_max_candidates", self.copy_max_candidates, 1, 64)
         _check_integer("copy_max_tokens", self.copy_max_tokens, 1, 256)
@@ -64,6 +66,11 @@ class SpeculationConfig:
         _check_text("probe", self.probe)
         _check_threshold(self.probe_threshold)
         _check_row_budget(self.row_budget)
+
+    @property
+    def drafter_key(self) -> tuple[str, str | None]:
+        """Which neural drafter is meant: configurations with the same key share its weights."""
+        return self.drafter, self.model
 
     @property
     def reads_probe(self) -> bool:
@@ -177,12 +184,22 @@ def _check_method(method: object) -> None:
         )
 
 
-def _check_drafter(drafter: object, model: object) -> None:
+def _check_drafter(method: str, drafter: object, model: object) -> None:
     _check_choice("speculative-config key 'drafter'", drafter, get_args(Drafter))
     if drafter not in AVAILABLE_DRAFTERS:
         raise ValueError(
             f"drafter {drafter!r} is not available yet; available is "
             f"{', '.join(AVAILABLE_DRAFTERS)}."
+        )
+    if method in NEURAL_METHODS and drafter != method:
+        raise ValueError(
+            f"method {method!r} is the drafter of that name: leave the key 'drafter' out, or write "
+            f"{method!r}, not {drafter!r}."
+        )
+    if drafter != "none" and method not in METHODS_WITH_DRAFTER:
+        raise ValueError(
+            f"method {method!r} has no neural drafter: leave the key 'drafter' out, or use one of "
+            f"{', '.join(METHODS_WITH_DRAFTER)}."
         )
     _check_text("model", model)
     if model is not None and drafter == "none":

@@ -18,7 +18,7 @@ from engine.block import SequenceRows
 from engine.candidates import TokenTree
 from engine.kv_cache import Commit
 
-_HEADER = 5
+_HEADER = 6
 _PER_COMMIT, _PER_SEQUENCE = 3, 4
 
 
@@ -30,6 +30,8 @@ class Verdict:
     epoch: int = 0
     commits: tuple[Commit, ...] = ()
     rows: tuple[SequenceRows, ...] = ()
+    projection: int = 0
+    """Which drafter's features are read, counted from 1; 0: none."""
     stop: bool = False
 
 
@@ -52,7 +54,7 @@ def message_length(*, max_sequences: int, max_rows: int) -> int:
 
 def encode(verdict: Verdict, length: int) -> Tensor:
     """Pack a verdict into ``length`` int64 words."""
-    words = [int(verdict.stop), verdict.step, verdict.epoch]
+    words = [int(verdict.stop), verdict.step, verdict.epoch, verdict.projection]
     words += [len(verdict.commits), len(verdict.rows)]
     for commit in verdict.commits:
         words += [commit.slot, commit.start_length, len(commit.rows), *commit.rows]
@@ -69,10 +71,17 @@ def encode(verdict: Verdict, length: int) -> Tensor:
 def decode(message: Tensor) -> Verdict:
     """Unpack what :func:`encode` packed."""
     words = iter(message.tolist())
-    stop, step, epoch, num_commits, num_sequences = _take(words, _HEADER)
+    stop, step, epoch, projection, num_commits, num_sequences = _take(words, _HEADER)
     commits = tuple(_decode_commit(words) for _ in range(num_commits))
     rows = tuple(_decode_rows(words) for _ in range(num_sequences))
-    return Verdict(step=step, epoch=epoch, commits=commits, rows=rows, stop=bool(stop))
+    return Verdict(
+        step=step,
+        epoch=epoch,
+        commits=commits,
+        rows=rows,
+        projection=projection,
+        stop=bool(stop),
+    )
 
 
 def _decode_commit(words: Iterator[int]) -> Commit:

@@ -12,8 +12,7 @@ from itertools import count
 
 from engine.config import SpeculationConfig
 from engine.control import ControlChannel, Verdict
-from engine.policies import build_policy
-from engine.probe import Probe
+from engine.drafting import Drafters
 from engine.records import GenerationResult, Request, StepOutcome, StepRecord, TokenEvent
 from engine.runner import ModelRunner
 from engine.scheduler import Scheduler
@@ -30,10 +29,10 @@ class SpeculativeEngine:
         control: ControlChannel,
         scheduler: Scheduler | None,
         tokenizer: Tokenizer,
-        probe: Probe | None,
+        drafters: Drafters,
     ) -> None:
         self._runner, self._control, self._scheduler = runner, control, scheduler
-        self._probe = probe
+        self._drafters = drafters
         self._request_ids = count()
         self.tokenizer = tokenizer
 
@@ -62,8 +61,8 @@ class SpeculativeEngine:
         self.scheduler.cancel(request_id)
 
     def use_policy(self, speculation: SpeculationConfig) -> None:
-        """Draft with another method from now on; raises ValueError if its probe is missing."""
-        self.scheduler.use_policy(build_policy(speculation, self._probe), speculation)
+        """Draft with another method from now on; raises ValueError if a part is missing."""
+        self.scheduler.use(self._drafters.drafting(speculation))
 
     def step(self) -> StepOutcome:
         """Coordinator: one choose-draft-verify-commit-record cycle over all running requests."""

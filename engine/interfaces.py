@@ -73,6 +73,14 @@ class Drafter(Protocol):
         ...
 
 
+class NeuralDrafter(Drafter, Protocol):
+    """A drafter with state per request: what it has read of a context it need not read again."""
+
+    def forget(self, request_id: str) -> None:
+        """The request has ended: drop its state. An unknown id is ignored."""
+        ...
+
+
 class SwitchingPolicy(Protocol):
     """Chooses, each step and for each sequence, which drafter proposes."""
 

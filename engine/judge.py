@@ -6,6 +6,8 @@ from collections.abc import Collection
 from collections.abc import Sequence as Sequence_
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from engine.block import Block, SequenceRows
 from engine.interfaces import TopTokens
 from engine.kv_cache import Commit
@@ -25,6 +27,8 @@ class RowResults:
     probe_scores: Sequence_[float] | None
     """Copy intent of every row."""
     first_row: int
+    features: Tensor | None = None
+    """[rows, F]: drafter features of every row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +39,20 @@ class BlockResult:
     next_ids: list[int]
     margins: list[float]
     probe_scores: list[float] | None
+    features: Tensor | None = None
+    """[R, F]: drafter features of every row."""
 
     @classmethod
     def from_top(
-        cls, block: Block, top: TopTokens, probe_scores: list[float] | None
+        cls,
+        block: Block,
+        top: TopTokens,
+        probe_scores: list[float] | None,
+        features: Tensor | None = None,
     ) -> BlockResult:
         """Read the tensors once; padding rows have no entry in ``logit_rows``."""
         margins = (top.values - top.runner_up).tolist()
-        return cls(block, top.ids.tolist(), margins, probe_scores)
+        return cls(block, top.ids.tolist(), margins, probe_scores, features)
 
     def of_sequence(self, index: int) -> RowResults:
         """The part that belongs to the block's ``index``-th sequence."""
@@ -50,7 +60,8 @@ class BlockResult:
         count, first = len(rows.tree.token_ids), self.block.logit_starts[index]
         wanted = slice(first, first + (count if rows.wants_all else 1))
         scores = self.probe_scores[row : row + count] if self.probe_scores is not None else None
-        return RowResults(self.next_ids[wanted], self.margins[wanted], scores, row)
+        features = self.features[row : row + count] if self.features is not None else None
+        return RowResults(self.next_ids[wanted], self.margins[wanted], scores, row, features)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +142,8 @@ def _advance(
     sequence.num_steps += 1
     if results.probe_scores is not None:
         sequence.probe_score = results.probe_scores[verification.path[-1]]
+    if results.features is not None:
+        sequence.features.append(results.features[list(verification.path)])
 
 
 def _finish(sequence: Sequence, *, stopped: bool) -> None:

@@ -20,6 +20,14 @@ Method = Literal[
 ]
 """Every method a user may name; those not built yet are refused by name."""
 
+NeuralMethod = Literal["eagle3", "small_model", "steered"]
+"""Methods that are one neural drafter of the same name, always."""
+
+NEURAL_METHODS: tuple[NeuralMethod, ...] = ("eagle3", "small_model", "steered")
+
+METHODS_WITH_DRAFTER = ("switch_sd", "copy_spec", *NEURAL_METHODS)
+"""Methods that a neural drafter can serve."""
+
 Drafter = Literal["none", "eagle3", "small_model", "steered"]
 """Neural drafters beside copying."""
 
@@ -27,8 +35,14 @@ Precision = Literal["bfloat16", "float32", "float64"]
 Exactness = Literal["strict", "fast"]
 Kernels = Literal["auto", "native", "packed", "torch"]
 
-AVAILABLE_METHODS: tuple[Method, ...] = ("vanilla", "prompt_lookup", "copy_spec", "switch_sd")
-AVAILABLE_DRAFTERS: tuple[Drafter, ...] = ("none",)
+AVAILABLE_METHODS: tuple[Method, ...] = (
+    "vanilla",
+    "prompt_lookup",
+    "copy_spec",
+    "switch_sd",
+    *NEURAL_METHODS,
+)
+AVAILABLE_DRAFTERS: tuple[Drafter, ...] = ("none", *NEURAL_METHODS)
 
 METHOD_DEFAULTS: dict[str, dict[str, Any]] = {
     # Prompt look-up: longest n-gram 3, ten tokens (Saxena 2023, reference code); as in vLLM the
@@ -41,5 +55,6 @@ METHOD_DEFAULTS: dict[str, dict[str, Any]] = {
     },
     # CopySpec: γ = 3, number_copy = 10, earliest occurrence (command-line defaults of its code).
     "copy_spec": {"copy_match_length": 3, "copy_max_candidates": 1, "copy_max_tokens": 10},
+    **{method: {"drafter": method} for method in NEURAL_METHODS},
 }
 """Where a method differs from ``SpeculationConfig``'s defaults, which are SwitchSD's."""

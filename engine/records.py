@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Source = Literal["copy", "neural", "plain", "prefill"]
 """What a step's rows were: copied drafts, neural drafts, one plain row, or prompt rows."""
@@ -119,6 +122,33 @@ class CopySource(Protocol):
         ...
 
 
+class _NoCopies:
+    """A copy source for drafters that never ask it."""
+
+    def append(self, token_ids: Sequence[int]) -> None:
+        """Nothing is kept."""
+
+    def continuations(
+        self, *, match_length: int, max_candidates: int, max_tokens: int
+    ) -> tuple[tuple[int, ...], ...]:
+        """Nothing was found."""
+        del match_length, max_candidates, max_tokens
+        return ()
+
+    def earliest(self, *, match_length: int, max_tokens: int) -> tuple[int, ...]:
+        """Nothing was found."""
+        del match_length, max_tokens
+        return ()
+
+    def earliest_complete(self, *, match_length: int) -> tuple[int, ...]:
+        """Nothing was found."""
+        del match_length
+        return ()
+
+
+NO_COPIES: CopySource = _NoCopies()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyIndexShape:
     """What a policy needs the copy index to hold."""
@@ -139,3 +169,6 @@ class SequenceView:
     """Draft tokens that can still become output: bounded by max_tokens and max_model_len."""
     probe_score: float | None
     """Copy intent read at row NA: the row whose logits emitted the pending token."""
+    features: Tensor | None = None
+    """[len(token_ids) - 1, F]: what the drafter's projection reads from the verifier's row of every
+    committed position; the last row is row NA. None when nothing is read."""

@@ -7,24 +7,38 @@ message of the design.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from engine.block import Block, SequenceRows, build_block
 from engine.control import Verdict
 from engine.exactness import RowPadding
+from engine.features import FeatureProjection, FeatureReader
 from engine.interfaces import Site, TopTokens
 from engine.judge import BlockResult
 from engine.kv_cache import KVCache
 from engine.models.decoder import Decoder
 from engine.probe import Probe
-from engine.step_context import AttentionBackend, BlockContext, Tap
+from engine.step_context import AttentionBackend, BlockContext
 from parallel.collectives import broadcast_floats, gather_top, recv_rows, send_rows
 from parallel.mesh import Mesh
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Readouts:
+    """What is read from the residual stream during a pass."""
+
+    probe: Probe | None = None
+    probe_stage: int = 0
+    """The pipeline stage that holds the probe's layer."""
+    projections: tuple[FeatureProjection, ...] = ()
+    """Features for neural drafters; a verdict says which, counted from 1."""
+
+
 class ModelRunner:
-    """Owns the model shard, its KV cache and the probe."""
+    """Owns the model shard, its KV cache and what is read from its layers."""
 
     def __init__(
         self,
@@ -34,39 +48,53 @@ class ModelRunner:
         mesh: Mesh,
         attention: AttentionBackend,
         padding: RowPadding,
-        probe: Probe | None,
-        probe_stage: int = 0,
+        readouts: Readouts,
     ) -> None:
         self.model, self.kv, self._mesh = model, kv, mesh
         self._attention, self._padding = attention, padding
-        self._probe, self._probe_owner = probe, mesh.owner_rank(probe_stage)
+        self._probe = readouts.probe
+        self._probe_owner = mesh.owner_rank(readouts.probe_stage)
+        self._projections = readouts.projections
 
     @torch.inference_mode()
     def execute(self, verdict: Verdict) -> BlockResult | None:
         """Commit the last step's accepted rows, run this step's; None before the last stage."""
         self.kv.commit(verdict.commits)
-        return self.run(verdict.rows)
+        return self.run(verdict.rows, projection=verdict.projection)
 
     @torch.inference_mode()
-    def run(self, rows: tuple[SequenceRows, ...]) -> BlockResult | None:
-        """One forward pass; every rank of the mesh calls it with the same rows."""
+    def run(self, rows: tuple[SequenceRows, ...], *, projection: int = 0) -> BlockResult | None:
+        """One forward pass; every rank of the mesh calls it with the same arguments."""
         num_rows = sum(len(part.tree.token_ids) for part in rows)
         padded = min(self._padding.rows_for(num_rows), self.kv.max_rows)
         block = build_block(rows, padded_rows=padded)
-        reader = _ProbeReader(self._probe) if self._owns_probe else None
-        hidden = self._forward(block, reader)
-        scores = self._share_scores(reader, block)
+        taps = self._taps(projection)
+        hidden = self._forward(block, taps)
+        scores = self._share_scores(taps.probe, block)
+        features = None
+        if taps.features is not None:
+            features = taps.features.finish(padded, self._mesh, self.model.dtype)
         if not self._mesh.is_last_stage:
             return None
         top = self._top(hidden[block.logit_rows])
-        return BlockResult.from_top(block, top, None if scores is None else scores.tolist())
+        scores_list = None if scores is None else scores.tolist()
+        return BlockResult.from_top(block, top, scores_list, features)
+
+    def _taps(self, projection: int) -> _Taps:
+        """What this rank reads during a pass: a stage's first rank speaks for the stage."""
+        probe = _ProbeReader(self._probe) if self._owns_probe else None
+        if projection == 0 or self._mesh.tp_rank != 0:
+            return _Taps(probe, None, frozenset())
+        chosen = self._projections[projection - 1]
+        return _Taps(probe, FeatureReader(chosen), chosen.layers)
 
     @property
     def _owns_probe(self) -> bool:
         return self._probe is not None and self._mesh.rank == self._probe_owner
 
-    def _forward(self, block: Block, tap: Tap | None) -> Tensor:
-        layers = None if self._probe is None else frozenset({self._probe.layer})
+    def _forward(self, block: Block, taps: _Taps) -> Tensor:
+        layers = taps.layers | (frozenset() if self._probe is None else {self._probe.layer})
+        tap = None if taps.probe is None and taps.features is None else taps
         context = BlockContext(block, self.kv, self._attention, tap, layers)
         if self._mesh.is_first_stage:
             hidden: Tensor = self.model(block.token_ids, context)
@@ -92,6 +120,23 @@ class ModelRunner:
 
     def _top(self, hidden_LH: Tensor) -> TopTokens:
         return TopTokens(*gather_top(*self.model.top(hidden_LH), self._mesh))
+
+
+@dataclass(frozen=True, slots=True)
+class _Taps:
+    """The readers of one pass on this rank."""
+
+    probe: _ProbeReader | None
+    features: FeatureReader | None
+    layers: frozenset[int]
+    """Layers that the features come from."""
+
+    def __call__(self, layer_index: int, site: Site, hidden_RH: Tensor) -> None:
+        """Show a residual state to both."""
+        if self.probe is not None:
+            self.probe(layer_index, site, hidden_RH)
+        if self.features is not None:
+            self.features(layer_index, site, hidden_RH)
 
 
 class _ProbeReader:

@@ -14,7 +14,7 @@ from engine.block import SequenceRows
 from engine.candidates import TokenTree, chain, merge_candidates
 from engine.config import SpeculationConfig
 from engine.control import Verdict
-from engine.interfaces import SwitchingPolicy
+from engine.drafting import Drafting
 from engine.judge import BlockResult, Judgement, judge
 from engine.kv_cache import Commit
 from engine.records import CopyIndexShape, CopySource, Draft, Request, SequenceView, StepOutcome
@@ -45,8 +45,7 @@ class Scheduler:
         self,
         limits: SchedulerLimits,
         *,
-        policy: SwitchingPolicy,
-        speculation: SpeculationConfig,
+        drafting: Drafting,
         new_copy_index: CopyIndexFactory,
         step_times: StepTimeTable | None,
     ) -> None:
@@ -60,16 +59,17 @@ class Scheduler:
         self._commits: list[Commit] = []
         self._step = 0
         self._estimates: dict[SpeculationConfig, AcceptanceEstimate] = {}
-        self.use_policy(policy, speculation)
+        self.use(drafting)
 
-    def use_policy(self, policy: SwitchingPolicy, speculation: SpeculationConfig) -> None:
+    def use(self, drafting: Drafting) -> None:
         """Draft with another method from now on; only while no request is running.
 
         Acceptance estimates are kept per configuration, so methods can be interleaved.
         """
-        assert not self.has_work, "the policy may change between requests only"
-        self._policy, self._row_budget = policy, speculation.row_budget
-        self._estimate = self._estimates.setdefault(speculation, AcceptanceEstimate())
+        assert not self.has_work, "the method may change between requests only"
+        self._drafting, self._policy = drafting, drafting.policy
+        self._row_budget = drafting.speculation.row_budget
+        self._estimate = self._estimates.setdefault(drafting.speculation, AcceptanceEstimate())
 
     def use_step_times(self, step_times: StepTimeTable | None) -> None:
         """Weigh drafts by these step times from now on."""
@@ -108,6 +108,7 @@ class Scheduler:
         del self._running[sequence.request.request_id]
         self._free_slots.append(sequence.slot)
         self._commits = [commit for commit in self._commits if commit.slot != sequence.slot]
+        self._drafting.forget(sequence.request.request_id)
 
     def next_verdict(self) -> Verdict:
         """Admit, choose and draft: the accepted rows of the last step and the rows of the next."""
@@ -115,7 +116,9 @@ class Scheduler:
         rows = self._plan()
         self._step += 1
         commits, self._commits = tuple(self._commits), []
-        return Verdict(step=self._step, commits=commits, rows=rows)
+        return Verdict(
+            step=self._step, commits=commits, rows=rows, projection=self._drafting.projection
+        )
 
     def _admit(self) -> None:
         while self._waiting and self._free_slots:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from engine.block import SequenceRows
 from engine.candidates import chain
+from engine.features import FeatureHistory
 from engine.records import CopySource, Draft, FinishReason, Request, SequenceView
 
 
@@ -24,6 +25,7 @@ class Sequence:
     token_ids: list[int] = field(default_factory=list)
     committed_length: int = 0
     probe_score: float | None = None
+    features: FeatureHistory = field(default_factory=FeatureHistory)
     draft: Draft = field(default_factory=Draft)
     draft_ms: float = 0.0
     finish_reason: FinishReason | None = None
@@ -57,6 +59,7 @@ class Sequence:
             copies=self.copies,
             max_draft_tokens=self.remaining_tokens - 1,
             probe_score=self.probe_score,
+            features=self.features.rows,
         )
 
     def prompt_chunk(self, max_rows: int) -> SequenceRows:

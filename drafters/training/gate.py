@@ -21,7 +21,7 @@ from engine.probe import Probe
 MATCH_LENGTHS = (2, 3, 4, 5)
 """Match lengths (kappa) that get a threshold."""
 
-MAX_LOSS = 0.01
+MAX_LOSS = 0.02
 """Share of the tokens per pass that the gate may cost."""
 
 _THRESHOLDS = tuple(step / 100 for step in range(100))

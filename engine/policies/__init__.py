@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from engine.config import SpeculationConfig
-from engine.interfaces import SwitchingPolicy
+from engine.interfaces import Drafter, SwitchingPolicy
 from engine.policies.copy_spec import CopySpec
+from engine.policies.neural import AlwaysNeural
 from engine.policies.prompt_lookup import PromptLookup
 from engine.policies.switch_sd import SwitchSD
 from engine.policies.vanilla import Vanilla
 from engine.probe import Probe
 
 
-def build_policy(speculation: SpeculationConfig, probe: Probe | None) -> SwitchingPolicy:
+def build_policy(
+    speculation: SpeculationConfig, probe: Probe | None, drafter: Drafter | None = None
+) -> SwitchingPolicy:
     """The policy of a configuration; a probe's gate threshold holds unless the user gave one."""
+    fallback = Vanilla() if drafter is None else drafter
     match speculation.method:
         case "vanilla":
             return Vanilla()
@@ -23,7 +27,9 @@ def build_policy(speculation: SpeculationConfig, probe: Probe | None) -> Switchi
             )
         case "copy_spec":
             return CopySpec(
-                match_length=speculation.copy_match_length, max_tokens=speculation.copy_max_tokens
+                match_length=speculation.copy_match_length,
+                max_tokens=speculation.copy_max_tokens,
+                fallback=fallback,
             )
         case "switch_sd":
             return SwitchSD(
@@ -31,7 +37,11 @@ def build_policy(speculation: SpeculationConfig, probe: Probe | None) -> Switchi
                 match_length=speculation.copy_match_length,
                 max_candidates=speculation.copy_max_candidates,
                 max_tokens=speculation.copy_max_tokens,
+                fallback=fallback,
             )
+        case "eagle3" | "small_model" | "steered":
+            assert drafter is not None, "the configuration says which drafter the method needs"
+            return AlwaysNeural(drafter=drafter, name=speculation.method)
     raise ValueError(f"method {speculation.method!r} has no policy")
 
 

@@ -1,13 +1,15 @@
 """CopySpec (RazvanDu/CopySpec, 2025): copy whenever the last gamma tokens occurred before.
 
 The paper's gamma is our match length (3), its number_copy the draft length (10); the earliest
-occurrence is used. Without a match the fallback drafts; this issue's fallback is a plain step.
+occurrence is used. Without a match the fallback drafts.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from engine.interfaces import Drafter
+from engine.policies.vanilla import Vanilla
 from engine.records import CopyIndexShape, Draft, SequenceView
 
 
@@ -17,6 +19,7 @@ class CopySpec:
 
     match_length: int = 3
     max_tokens: int = 10
+    fallback: Drafter = field(default_factory=Vanilla)
     name: str = "copy_spec"
     reads_probe: bool = False
 
@@ -26,10 +29,10 @@ class CopySpec:
         return CopyIndexShape(match_lengths=(self.match_length,), max_tokens=self.max_tokens)
 
     def draft(self, view: SequenceView) -> Draft:
-        """Copy on any match."""
+        """Copy on any match, else ask the fallback."""
         continuation = view.copies.earliest(
             match_length=self.match_length, max_tokens=self.max_tokens
         )
         if not continuation:
-            return Draft()
+            return self.fallback.draft(view)
         return Draft(source="copy", candidates=(continuation,), match_length=self.match_length)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -12,17 +12,18 @@ from engine.attention.merged import MergedAttention
 from engine.channels import BroadcastControl, LocalControl
 from engine.config import SpeculationConfig, speculation
 from engine.control import message_length
+from engine.drafting import Drafters, Drafting, LoadedDrafter
 from engine.engine import SpeculativeEngine
 from engine.exactness import RowPadding
-from engine.interfaces import SwitchingPolicy
+from engine.features import FeatureProjection
+from engine.interfaces import NeuralDrafter, SwitchingPolicy
 from engine.kv_cache import KVCache, KVShape
 from engine.models.config import ModelConfig
 from engine.models.decoder import Decoder
 from engine.models.registry import shard_decoder
-from engine.policies import build_policy
 from engine.probe import Probe
 from engine.records import Request
-from engine.runner import ModelRunner
+from engine.runner import ModelRunner, Readouts
 from engine.scheduler import Scheduler, SchedulerLimits
 from engine.step_context import AttentionBackend
 from parallel.mesh import Mesh
@@ -46,6 +47,10 @@ class TinyEngine:
     speculation: SpeculationConfig = field(default_factory=lambda: speculation("vanilla"))
     policy: SwitchingPolicy | None = None
     probe: Probe | None = None
+    drafter: NeuralDrafter | None = None
+    """Serves whatever drafter the configuration names; on the coordinator."""
+    projection: FeatureProjection | None = None
+    """What the drafter reads."""
 
 
 def random_decoder(
@@ -84,8 +89,11 @@ def build_engine(tiny: TinyEngine, mesh: Mesh) -> SpeculativeEngine:
         mesh=mesh,
         attention=tiny.attention,
         padding=RowPadding(),
-        probe=probe,
-        probe_stage=stage_of_layer(layer, tiny.config.num_layers, mesh.num_stages),
+        readouts=Readouts(
+            probe=probe,
+            probe_stage=stage_of_layer(layer, tiny.config.num_layers, mesh.num_stages),
+            projections=() if tiny.projection is None else (tiny.projection,),
+        ),
     )
     length = message_length(max_sequences=tiny.num_slots, max_rows=tiny.max_rows)
     return SpeculativeEngine(
@@ -93,8 +101,20 @@ def build_engine(tiny: TinyEngine, mesh: Mesh) -> SpeculativeEngine:
         control=LocalControl() if mesh.world_size == 1 else BroadcastControl(mesh, length),
         scheduler=_scheduler(tiny) if mesh.is_coordinator else None,
         tokenizer=None,  # type: ignore[arg-type]
-        probe=probe,
+        drafters=_drafters(tiny),
     )
+
+
+def _drafters(tiny: TinyEngine) -> Drafters:
+    if tiny.drafter is None:
+        return Drafters(probe=tiny.probe)
+    loaded = LoadedDrafter(drafter=tiny.drafter, projection=int(tiny.projection is not None))
+    return Drafters(probe=tiny.probe, neural={tiny.speculation.drafter_key: loaded})
+
+
+def _drafting(tiny: TinyEngine) -> Drafting:
+    drafting = _drafters(tiny).drafting(tiny.speculation)
+    return drafting if tiny.policy is None else replace(drafting, policy=tiny.policy)
 
 
 def _scheduler(tiny: TinyEngine) -> Scheduler:
@@ -107,8 +127,7 @@ def _scheduler(tiny: TinyEngine) -> Scheduler:
     )
     return Scheduler(
         limits,
-        policy=tiny.policy or build_policy(tiny.speculation, tiny.probe),
-        speculation=tiny.speculation,
+        drafting=_drafting(tiny),
         new_copy_index=new_copy_index,
         step_times=None,
     )

@@ -63,9 +63,16 @@ def test_unknown_method_lists_the_known_ones() -> None:
         parse_speculation('{"method": "magic"}')
 
 
-def test_neural_drafter_is_not_available_yet() -> None:
-    with pytest.raises(ValueError, match="'eagle3' is not available yet; available is none"):
-        speculation("switch_sd", drafter="eagle3")
+def test_a_neural_method_is_the_drafter_of_its_name() -> None:
+    assert speculation("eagle3").drafter == "eagle3"
+    assert speculation("switch_sd", drafter="steered").drafter_key == ("steered", None)
+    with pytest.raises(ValueError, match="method 'eagle3' is the drafter of that name"):
+        speculation("eagle3", drafter="steered")
+
+
+def test_a_method_without_a_neural_drafter_refuses_one() -> None:
+    with pytest.raises(ValueError, match="method 'prompt_lookup' has no neural drafter"):
+        speculation("prompt_lookup", drafter="eagle3")
 
 
 def test_drafter_weights_without_a_drafter_are_refused() -> None:

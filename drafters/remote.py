@@ -1,0 +1,229 @@
+"""A neural drafter behind a link: asked with a deadline, replaced in the background when it dies.
+
+The verifier never depends on it. A step waits at most ``max(2 ms, 1.5 x EWMA)`` of the round trips
+seen; without a fitting reply by then the step goes on plain, and the reply, when it comes, is
+dropped by its tag. A dead drafter is replaced under a new epoch and is sent all context again.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from drafters.messages import Forget, Question, Reply, Tag, decode, encode
+from engine.records import Draft, SequenceView
+from parallel.link import Link, LinkClosedError
+
+logger = logging.getLogger(__name__)
+
+MIN_DEADLINE_SECONDS = 0.002
+_DEADLINE_FACTOR = 1.5
+_EWMA_WEIGHT = 0.2
+_RETRY_SECONDS = 0.5
+_KEPT_QUESTIONS = 64
+"""Unanswered questions whose send times are remembered, so that late replies still teach."""
+
+
+@dataclass(slots=True)
+class LinkCounters:
+    """What happened to questions and frames; each is one Prometheus counter later."""
+
+    asked: int = 0
+    answered: int = 0
+    """Fitting replies in time."""
+    missed: int = 0
+    """Steps that went on without a reply."""
+    stale: int = 0
+    """Replies dropped because a tag did not fit."""
+    malformed: int = 0
+    """Frames that were no reply, damaged ones included."""
+    out_of_vocabulary: int = 0
+    unavailable: int = 0
+    """Steps while there was no drafter."""
+    replaced: int = 0
+    """Drafters connected after the first."""
+
+
+@dataclass(slots=True)
+class _Known:
+    """What the drafter has been told about one request."""
+
+    number: int
+    num_tokens: int = 0
+
+
+@dataclass(slots=True)
+class RoundTrip:
+    """How long replies take: the deadline, and what it is learned from."""
+
+    seconds: float = 0.02
+    """Moving average; starts at a guess that lets a first reply through."""
+    sent: dict[tuple[int, int], float] = field(default_factory=dict)
+
+    @property
+    def deadline_seconds(self) -> float:
+        """How long a step waits."""
+        return max(MIN_DEADLINE_SECONDS, _DEADLINE_FACTOR * self.seconds)
+
+    def asked(self, tag: Tag) -> None:
+        """Note the time of a question."""
+        self.sent[tag.request, tag.step] = time.monotonic()
+        while len(self.sent) > _KEPT_QUESTIONS:
+            del self.sent[next(iter(self.sent))]
+
+    def answered(self, tag: Tag) -> None:
+        """Learn from a reply, in time or late."""
+        sent = self.sent.pop((tag.request, tag.step), None)
+        if sent is not None:
+            self.seconds += _EWMA_WEIGHT * (time.monotonic() - sent - self.seconds)
+
+
+class RemoteDrafter:
+    """Implements ``engine.interfaces.NeuralDrafter`` over a link; used by one thread."""
+
+    def __init__(self, connect: Callable[[], Link], *, vocab_size: int) -> None:
+        """Connect in the background with ``connect``, which may raise to be tried again."""
+        self._connect, self._vocab_size = connect, vocab_size
+        self._link: Link | None = None
+        self._fresh: list[Link] = []
+        self._closing = threading.Event()
+        self._known: dict[str, _Known] = {}
+        self._num_requests = 0
+        self._epoch = 0
+        self._step = 0
+        self._damaged_before = 0
+        self.counters = LinkCounters()
+        self.round_trip = RoundTrip()
+        self._start_connecting()
+
+    def draft(self, view: SequenceView) -> Draft:
+        """The drafter's candidates, or an empty draft when it does not answer in time."""
+        if not self._is_up():
+            self.counters.unavailable += 1
+            return Draft()
+        try:
+            return self._ask(view)
+        except LinkClosedError as error:
+            logger.warning("the drafter is gone (%s): copying goes on, a new one is started", error)
+            self._lose_link()
+            return Draft()
+
+    def forget(self, request_id: str) -> None:
+        """The request has ended."""
+        known = self._known.pop(request_id, None)
+        if known is None or self._link is None:
+            return
+        try:
+            self._link.send(encode(Forget(request=known.number)))
+        except LinkClosedError:
+            self._lose_link()
+
+    def close(self) -> None:
+        """Hang up and stop connecting."""
+        self._closing.set()
+        for link in (self._link, *self._fresh):
+            if link is not None:
+                link.close()
+        self._link = None
+
+    def wait_until_up(self, timeout: float) -> bool:
+        """Wait for a connection; for starts and tests, never within a step."""
+        deadline = time.monotonic() + timeout
+        while not (up := self._is_up()) and time.monotonic() < deadline:
+            time.sleep(0.005)
+        return up
+
+    def _ask(self, view: SequenceView) -> Draft:
+        assert self._link is not None
+        question = self._question(view)
+        self.counters.asked += 1
+        self.round_trip.asked(question.tag)
+        self._link.send(encode(question))
+        for reply in self._replies(time.monotonic() + self.round_trip.deadline_seconds):
+            if self._fits(reply, question.tag):
+                self.counters.answered += 1
+                return Draft(source="neural", candidates=reply.candidates)
+        self.counters.missed += 1
+        return Draft()
+
+    def _question(self, view: SequenceView) -> Question:
+        """The context that the drafter does not have yet, and the wish for a draft."""
+        known = self._known.get(view.request_id)
+        if known is None:
+            known = self._known[view.request_id] = _Known(number=self._num_requests)
+            self._num_requests += 1
+        self._step += 1
+        start, known.num_tokens = known.num_tokens, len(view.token_ids)
+        features = view.features
+        return Question(
+            tag=Tag(
+                epoch=self._epoch,
+                request=known.number,
+                step=self._step,
+                base_length=len(view.token_ids),
+            ),
+            start=start,
+            token_ids=tuple(view.token_ids[start:]),
+            max_draft_tokens=view.max_draft_tokens,
+            features=None if features is None else features[max(0, start - 1) :],
+        )
+
+    def _replies(self, deadline: float) -> Iterator[Reply]:
+        """Replies as they come until the deadline; anything else is counted."""
+        assert self._link is not None
+        link = self._link
+        while (frame := link.receive(max(0.0, deadline - time.monotonic()))) is not None:
+            try:
+                message = decode(frame)
+            except ValueError:
+                self.counters.malformed += 1
+                continue
+            if isinstance(message, Reply):
+                self.round_trip.answered(message.tag)
+                yield message
+            else:
+                self.counters.malformed += 1
+        self.counters.malformed += link.num_damaged - self._damaged_before
+        self._damaged_before = link.num_damaged
+
+    def _fits(self, reply: Reply, tag: Tag) -> bool:
+        if reply.tag != tag:
+            self.counters.stale += 1
+            return False
+        if any(not 0 <= token < self._vocab_size for c in reply.candidates for token in c):
+            self.counters.out_of_vocabulary += 1
+            return False
+        return True
+
+    def _is_up(self) -> bool:
+        """Take over a connection that the background made."""
+        if self._link is None and self._fresh:
+            self._link = self._fresh.pop()
+            self._damaged_before = 0
+            self.counters.replaced += self._epoch > 0
+            self._epoch += 1
+        return self._link is not None
+
+    def _lose_link(self) -> None:
+        """Everything must be told again to the next drafter."""
+        assert self._link is not None
+        self._link.close()
+        self._link = None
+        self._known.clear()
+        self._start_connecting()
+
+    def _start_connecting(self) -> None:
+        threading.Thread(target=self._connect_until_up, name="drafter-link", daemon=True).start()
+
+    def _connect_until_up(self) -> None:
+        while not self._closing.is_set():
+            try:
+                self._fresh.append(self._connect())
+            except Exception as error:  # noqa: BLE001 - whatever went wrong, it is tried again
+                logger.warning("no drafter yet: %s", error)
+                self._closing.wait(_RETRY_SECONDS)
+            else:
+                return

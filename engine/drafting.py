@@ -1,0 +1,60 @@
+"""A method ready to draft: its policy, the neural drafter behind it, and what that one reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from engine.config import SpeculationConfig
+from engine.interfaces import NeuralDrafter, SwitchingPolicy
+from engine.policies import build_policy
+from engine.probe import Probe
+
+DrafterKey = tuple[str, str | None]
+"""(drafter, model) of a speculation configuration: configurations that share them share weights."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedDrafter:
+    """A neural drafter and which of the runner's projections feeds it (from 1; 0: none)."""
+
+    drafter: NeuralDrafter
+    projection: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drafting:
+    """What the scheduler needs to draft by one method."""
+
+    speculation: SpeculationConfig
+    policy: SwitchingPolicy
+    loaded: LoadedDrafter | None = None
+
+    @property
+    def projection(self) -> int:
+        """Which features the verifier pass must read."""
+        return 0 if self.loaded is None else self.loaded.projection
+
+    def forget(self, request_id: str) -> None:
+        """Tell the drafter, if there is one, that a request has ended."""
+        if self.loaded is not None:
+            self.loaded.drafter.forget(request_id)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drafters:
+    """Everything loaded that can draft: the probe and the neural drafters."""
+
+    probe: Probe | None = None
+    neural: Mapping[DrafterKey, LoadedDrafter] = field(default_factory=dict)
+
+    def drafting(self, speculation: SpeculationConfig) -> Drafting:
+        """Raises ``ValueError`` when the probe or the drafter that it needs was not loaded."""
+        loaded = self.neural.get(speculation.drafter_key)
+        if loaded is None and speculation.drafter != "none":
+            raise ValueError(
+                f"drafter {speculation.drafter!r} was not loaded when the engine was assembled"
+            )
+        drafter = None if loaded is None else loaded.drafter
+        policy = build_policy(speculation, self.probe, drafter)
+        return Drafting(speculation=speculation, policy=policy, loaded=loaded)

@@ -1,0 +1,111 @@
+"""Verifier features for neural drafters: a linear map of a few residual states, row by row.
+
+EAGLE-3's ``fc`` and SD²'s ``W_hml`` are both sums of one product per tapped layer, so every
+pipeline stage adds the products of its own layers and the partial sums travel with the hidden
+states; only the coordinator keeps the result (design 3, EARLY).
+
+A tap j is Hugging Face's ``hidden_states[j]``: the residual stream behind the first j layers.
+
+Legend: T taps, F features, H hidden, R rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from engine.interfaces import Site
+from engine.models.layers import RMSNorm
+from parallel.collectives import recv_rows, send_rows
+from parallel.mesh import Mesh
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class FeatureProjection:
+    """What a drafter wants to know of every verifier row."""
+
+    taps: tuple[int, ...]
+    """Ascending, each from 1 to the number of layers."""
+    weights: tuple[Tensor, ...]
+    """One [F, H] per tap."""
+    bias: Tensor | None = None
+    """[F]."""
+    norms: tuple[RMSNorm, ...] | None = None
+    """One per tap, applied to the state before its product; None: states are taken raw."""
+
+    def __post_init__(self) -> None:
+        assert len(self.taps) == len(self.weights) > 0
+        assert all(tap > 0 for tap in self.taps), "the embedding itself cannot be tapped"
+
+    @property
+    def num_features(self) -> int:
+        """F."""
+        return self.weights[0].shape[0]
+
+    @property
+    def layers(self) -> frozenset[int]:
+        """Layers whose output is tapped."""
+        return frozenset(tap - 1 for tap in self.taps)
+
+    def partial(self, tap_index: int, hidden_RH: Tensor) -> Tensor:
+        """[R, F]: the product of one tap's state."""
+        if self.norms is not None:
+            hidden_RH = self.norms[tap_index](hidden_RH)
+        return functional.linear(hidden_RH, self.weights[tap_index])
+
+
+class FeatureReader:
+    """A tap that sums the products of this stage's layers; only on a stage's first rank."""
+
+    def __init__(self, projection: FeatureProjection) -> None:
+        self._projection = projection
+        self._index_of = {tap - 1: index for index, tap in enumerate(projection.taps)}
+        self._sum_RF: Tensor | None = None
+
+    def __call__(self, layer_index: int, site: Site, hidden_RH: Tensor) -> None:
+        """Add the layer's product, if it is tapped."""
+        index = self._index_of.get(layer_index)
+        if site is not Site.MLP or index is None:
+            return
+        partial_RF = self._projection.partial(index, hidden_RH)
+        self._sum_RF = partial_RF if self._sum_RF is None else self._sum_RF + partial_RF
+
+    def finish(self, rows: int, mesh: Mesh, dtype: torch.dtype) -> Tensor | None:
+        """Add up along the pipeline: [R, F] on the coordinator, None on earlier stages."""
+        total_RF = self._sum_RF
+        if total_RF is None:
+            total_RF = torch.zeros(rows, self._projection.num_features, dtype=dtype)
+        if not mesh.is_first_stage:
+            total_RF = total_RF + recv_rows(torch.empty_like(total_RF), mesh)
+        if not mesh.is_last_stage:
+            send_rows(total_RF, mesh)
+            return None
+        bias = self._projection.bias
+        return total_RF if bias is None else total_RF + bias
+
+
+class FeatureHistory:
+    """Features of a sequence's committed positions, in order; grows as they are committed."""
+
+    def __init__(self) -> None:
+        self._buffer = torch.empty(0, 0)
+        self._length = 0
+
+    def append(self, features_RF: Tensor) -> None:
+        """Take the rows of newly committed positions."""
+        end = self._length + len(features_RF)
+        if end > len(self._buffer) or self._buffer.shape[1:] != features_RF.shape[1:]:
+            grown = features_RF.new_empty(max(2 * end, 256), *features_RF.shape[1:])
+            if self._length:
+                grown[: self._length] = self._buffer[: self._length]
+            self._buffer = grown
+        self._buffer[self._length : end] = features_RF
+        self._length = end
+
+    @property
+    def rows(self) -> Tensor | None:
+        """[committed, F], or None when none were read."""
+        return self._buffer[: self._length] if self._length else None

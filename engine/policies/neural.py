@@ -1,0 +1,26 @@
+"""One neural drafter, always: EAGLE-3, a small model or a steered one alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.interfaces import Drafter
+from engine.records import CopyIndexShape, Draft, SequenceView
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlwaysNeural:
+    """Asks the drafter at every step."""
+
+    drafter: Drafter
+    name: str
+    reads_probe: bool = False
+
+    @property
+    def copy_index(self) -> CopyIndexShape:
+        """Nothing is copied."""
+        return CopyIndexShape(match_lengths=(), max_tokens=1)
+
+    def draft(self, view: SequenceView) -> Draft:
+        """The drafter's draft."""
+        return self.drafter.draft(view)
