@@ -20,9 +20,13 @@ from parallel.link import Link, LinkClosedError
 logger = logging.getLogger(__name__)
 
 MIN_DEADLINE_SECONDS = 0.002
+SILENT_MISSES = 8
+"""Questions in a row without any reply after which a step no longer waits, until one comes."""
 _DEADLINE_FACTOR = 1.5
 _EWMA_WEIGHT = 0.2
 _RETRY_SECONDS = 0.5
+_CLOSE_SECONDS = 0.5
+"""How long closing waits for a connection that is being made, to hang up on it too."""
 _KEPT_QUESTIONS = 64
 """Unanswered questions whose send times are remembered, so that late replies still teach."""
 
@@ -95,6 +99,7 @@ class RemoteDrafter:
         self._epoch = 0
         self._step = 0
         self._damaged_before = 0
+        self._misses = 0
         self.counters = LinkCounters()
         self.round_trip = RoundTrip()
         self._start_connecting()
@@ -124,6 +129,7 @@ class RemoteDrafter:
     def close(self) -> None:
         """Hang up and stop connecting."""
         self._closing.set()
+        self._connecting.join(_CLOSE_SECONDS)
         for link in (self._link, *self._fresh):
             if link is not None:
                 link.close()
@@ -142,12 +148,20 @@ class RemoteDrafter:
         self.counters.asked += 1
         self.round_trip.asked(question.tag)
         self._link.send(encode(question))
-        for reply in self._replies(time.monotonic() + self.round_trip.deadline_seconds):
+        patience = 0.0 if self.is_silent else self.round_trip.deadline_seconds
+        for reply in self._replies(time.monotonic() + patience):
+            self._misses = 0
             if self._fits(reply, question.tag):
                 self.counters.answered += 1
                 return Draft(source="neural", candidates=reply.candidates)
         self.counters.missed += 1
+        self._misses += 1
         return Draft()
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether it has not said anything for so long that no step waits for it."""
+        return self._misses >= SILENT_MISSES
 
     def _question(self, view: SequenceView) -> Question:
         """The context that the drafter does not have yet, and the wish for a draft."""
@@ -202,7 +216,7 @@ class RemoteDrafter:
         """Take over a connection that the background made."""
         if self._link is None and self._fresh:
             self._link = self._fresh.pop()
-            self._damaged_before = 0
+            self._damaged_before = self._misses = 0
             self.counters.replaced += self._epoch > 0
             self._epoch += 1
         return self._link is not None
@@ -216,7 +230,10 @@ class RemoteDrafter:
         self._start_connecting()
 
     def _start_connecting(self) -> None:
-        threading.Thread(target=self._connect_until_up, name="drafter-link", daemon=True).start()
+        self._connecting = threading.Thread(
+            target=self._connect_until_up, name="drafter-link", daemon=True
+        )
+        self._connecting.start()
 
     def _connect_until_up(self) -> None:
         while not self._closing.is_set():

@@ -55,7 +55,7 @@ class _Context:
 
 
 def serve_drafter(link: Link, drafter: NeuralDrafter) -> None:
-    """Answer until the verifier hangs up."""
+    """Answer until the verifier hangs up; then forget its requests, a new one numbers its own."""
     contexts: dict[int, _Context] = {}
     while True:
         try:
@@ -64,6 +64,8 @@ def serve_drafter(link: Link, drafter: NeuralDrafter) -> None:
                 draft = drafter.draft(contexts[question.tag.request].view(question))
                 link.send(encode(Reply(tag=question.tag, candidates=draft.candidates)))
         except LinkClosedError:
+            for request in contexts:
+                drafter.forget(str(request))
             return
 
 

@@ -12,6 +12,7 @@ from engine.candidates import chain
 from engine.config import speculation
 from engine.control import Verdict
 from engine.engine import SpeculativeEngine
+from engine.features import FeatureProjection
 from engine.models.layers import Linear
 from engine.records import Request
 from parallel.mesh import Mesh
@@ -20,6 +21,7 @@ from tests.support.adversaries import Adversary
 from tests.support.distributed import run_ranks
 from tests.support.engines import TinyEngine, answers, build_engine, random_decoder
 from tests.support.reference import greedy_decode
+from tests.support.toy_drafter import FeatureRecorder
 
 pytestmark = pytest.mark.ranks
 
@@ -84,6 +86,52 @@ def test_adversarial_drafters_on_ranks_do_not_change_the_output(
     ]
     results = run_ranks(serve, tp, pp, engines, [4])[(pp - 1) * tp]
     assert results == [truth, truth]
+
+
+FEATURES = FeatureProjection(
+    taps=(1, 2, CONFIG.num_layers),
+    weights=tuple(
+        torch.randn(
+            5,
+            CONFIG.hidden_size,
+            dtype=torch.float64,
+            generator=torch.Generator().manual_seed(tap),
+        )
+        for tap in range(3)
+    ),
+    bias=torch.arange(5, dtype=torch.float64),
+)
+
+
+def shown_features(mesh: Mesh, prompts: list[list[int]]) -> list[Any]:
+    """The answers, and every request's features as the drafter saw them last."""
+    drafter = FeatureRecorder()
+    method = speculation("switch_sd", drafter="eagle3")
+    tiny = TinyEngine(
+        config=CONFIG, speculation=method, probe=probe(1), drafter=drafter, projection=FEATURES
+    )
+    engine = build_engine(tiny, mesh)
+    if not engine.is_coordinator:
+        engine.follow()
+        return []
+    found = answers(engine, prompts, max_tokens=MAX_TOKENS)
+    engine.stop()
+    return [found, drafter.seen]
+
+
+@pytest.mark.parametrize(("tp", "pp"), [(2, 1), (1, 2), (1, 3), (2, 2)])
+def test_features_are_summed_over_stages_and_drafts_change_nothing(
+    truth: list[tuple[int, ...]], tp: int, pp: int
+) -> None:
+    """Catches a stage whose product is lost or added twice, and collectives out of step."""
+    prompts = repetitive_prompts(4)
+    found, seen = run_ranks(shown_features, tp, pp, prompts)[(pp - 1) * tp]
+    expected, alone = shown_features(Mesh.single(), prompts)
+    assert found == expected == truth
+    assert set(seen) == set(alone) != set()
+    for name, (token_ids, features) in seen.items():
+        assert token_ids == alone[name][0]
+        torch.testing.assert_close(features, alone[name][1], rtol=1e-9, atol=1e-9)
 
 
 def disagreeing_logits(mesh: Mesh, prompt: tuple[int, ...]) -> list[int]:

@@ -11,10 +11,10 @@ from engine.config import speculation
 from engine.features import FeatureHistory, FeatureProjection, FeatureReader
 from engine.interfaces import Site
 from engine.models.layers import RMSNorm
-from engine.records import Draft, SequenceView
 from parallel.mesh import Mesh
 from tests.support.engines import TinyEngine, answers, build_engine, random_decoder
 from tests.support.tiny import LLAMA33
+from tests.support.toy_drafter import FeatureRecorder
 
 CONFIG = replace(LLAMA33, num_layers=3)
 TAPS = (1, 2, 3)
@@ -38,26 +38,9 @@ def projection(width: int = 6, *, with_norms: bool = False) -> FeatureProjection
     return FeatureProjection(taps=TAPS, weights=tuple(weights), bias=bias, norms=norms)
 
 
-class Recorder:
-    """A drafter that notes what it saw and guesses wrong tokens beside a right-looking one."""
-
-    def __init__(self) -> None:
-        self.seen: dict[str, tuple[list[int], torch.Tensor]] = {}
-        self.forgotten: list[str] = []
-
-    def draft(self, view: SequenceView) -> Draft:
-        assert view.features is not None
-        self.seen[view.request_id] = (list(view.token_ids), view.features.clone())
-        last = view.token_ids[-1]
-        return Draft(source="neural", candidates=((last, last), ((last + 1) % CONFIG.vocab_size,)))
-
-    def forget(self, request_id: str) -> None:
-        self.forgotten.append(request_id)
-
-
 def expected_features(token_ids: list[int], wanted: FeatureProjection) -> torch.Tensor:
     """One uncached pass over the whole sequence, layer by layer."""
-    recorder = Recorder()
+    recorder = FeatureRecorder()
     tiny = TinyEngine(
         config=CONFIG, speculation=speculation("eagle3"), drafter=recorder, projection=wanted
     )
@@ -67,7 +50,7 @@ def expected_features(token_ids: list[int], wanted: FeatureProjection) -> torch.
 
 @pytest.mark.parametrize("with_norms", [False, True])
 def test_features_of_committed_rows_equal_those_of_a_fresh_prompt(*, with_norms: bool) -> None:
-    wanted, recorder = projection(with_norms=with_norms), Recorder()
+    wanted, recorder = projection(with_norms=with_norms), FeatureRecorder()
     tiny = TinyEngine(
         config=CONFIG, speculation=speculation("eagle3"), drafter=recorder, projection=wanted
     )
