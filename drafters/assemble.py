@@ -6,20 +6,25 @@ Used unchanged in one process, under torchrun and in Ray actors.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from drafters.copy_index import CopyIndex
+from drafters.neural import load_drafter, load_projection
 from drafters.pretrained import shipped_probe
+from drafters.remote import RemoteDrafter
 from engine.attention.merged import MergedAttention
 from engine.attention.rowwise import RowwiseAttention
 from engine.channels import BroadcastControl, LocalControl
-from engine.config import EngineConfig
+from engine.config import DrafterKey, EngineConfig, SpeculationConfig
 from engine.control import ControlChannel, message_length
-from engine.drafting import Drafters
+from engine.drafting import Drafters, LoadedDrafter
 from engine.engine import SpeculativeEngine
 from engine.exactness import RowPadding, find_row_padding
+from engine.features import FeatureProjection
 from engine.kernels import install_kernels
 from engine.kv_cache import KVCache, KVShape
 from engine.models.decoder import Attention, Decoder
@@ -32,6 +37,7 @@ from engine.step_time import StepTimeTable, measure_step_times
 from engine.timing import sibling_rows
 from engine.tokenizer import Tokenizer, load_tokenizer
 from engine.weights import load_model, resolve_model
+from parallel.link import Link
 from parallel.mesh import Mesh
 from parallel.pipeline import stage_of_layer
 
@@ -42,8 +48,18 @@ NEAR_TIE_MARGINS = {torch.float64: 1e-9, torch.float32: 1e-3, torch.bfloat16: 0.
 """Logit margins within which rounding may flip an arg-max (docs/losslessness.md)."""
 
 
-def assemble_engine(config: EngineConfig, mesh: Mesh) -> SpeculativeEngine:
+def assemble_engine(
+    config: EngineConfig,
+    mesh: Mesh,
+    *,
+    also: Sequence[SpeculationConfig] = (),
+    connect_drafter: Callable[[], Link] | None = None,
+) -> SpeculativeEngine:
     """Load this rank's shard and wire the engine; collective over the mesh.
+
+    ``also`` names further methods that the engine must be able to switch to. With
+    ``connect_drafter`` the neural drafter is another process, reached by that function; without,
+    the coordinator loads and runs it itself.
 
     Raises:
         ValueError: a model, probe or shape that does not fit; one sentence.
@@ -62,27 +78,69 @@ def assemble_engine(config: EngineConfig, mesh: Mesh) -> SpeculativeEngine:
     padding = RowPadding()
     if config.exactness == "strict" and dtype != torch.float64:
         padding = find_row_padding(model, kv, mesh, attention)
+    wanted = _distinct_drafters(config, also)
+    projections = [load_projection(one) for one in wanted]
     runner = ModelRunner(
         model=model,
         kv=kv,
         mesh=mesh,
         attention=attention,
         padding=padding,
-        readouts=Readouts(probe=probe, probe_stage=_stage_of(probe, model, mesh)),
+        readouts=Readouts(
+            probe=probe,
+            probe_stage=_stage_of(probe, model, mesh),
+            projections=tuple(found for found in projections if found is not None),
+        ),
     )
-    drafters = Drafters(probe=probe)
     step_times = measure_step_times(
         lambda rows: _discard(runner.run(sibling_rows(rows, kv))), max_rows=min(48, kv.max_rows)
     )
+    drafters, scheduler = Drafters(probe=probe), None
+    if mesh.is_coordinator:
+        vocab_size = model.config.vocab_size
+        neural = _neural_drafters(wanted, projections, connect_drafter, vocab_size=vocab_size)
+        drafters = Drafters(probe=probe, neural=neural)
+        scheduler = _scheduler(config, tokenizer, drafters, step_times)
     return SpeculativeEngine(
         runner=runner,
         control=_control(config, mesh),
-        scheduler=_scheduler(config, tokenizer, drafters, step_times)
-        if mesh.is_coordinator
-        else None,
+        scheduler=scheduler,
         tokenizer=tokenizer,
         drafters=drafters,
     )
+
+
+def _distinct_drafters(
+    config: EngineConfig, also: Sequence[SpeculationConfig]
+) -> list[EngineConfig]:
+    """One configuration per neural drafter that is wanted; the methods may share them."""
+    found: dict[DrafterKey, EngineConfig] = {}
+    for speculation in (config.speculation, *also):
+        if speculation.drafter != "none":
+            found.setdefault(speculation.drafter_key, replace(config, speculation=speculation))
+    return list(found.values())
+
+
+def _neural_drafters(
+    wanted: Sequence[EngineConfig],
+    projections: Sequence[FeatureProjection | None],
+    connect: Callable[[], Link] | None,
+    *,
+    vocab_size: int,
+) -> dict[DrafterKey, LoadedDrafter]:
+    """The drafters by key, each with the number of its projection, counted from 1."""
+    loaded, number = {}, 0
+    for config, projection in zip(wanted, projections, strict=True):
+        number += projection is not None
+        drafter = (
+            load_drafter(config)
+            if connect is None
+            else RemoteDrafter(connect, vocab_size=vocab_size)
+        )
+        loaded[config.speculation.drafter_key] = LoadedDrafter(
+            drafter=drafter, projection=0 if projection is None else number
+        )
+    return loaded
 
 
 def _discard(result: object) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field, fields
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 from engine.methods import (
     AVAILABLE_DRAFTERS,
@@ -26,6 +26,16 @@ from engine.methods import (
 
 MAX_MODEL_LEN = 1 << 20
 """Largest accepted ``max_model_len``: beyond it a wrong digit is likelier than a wish."""
+
+
+class DrafterKey(NamedTuple):
+    """What a neural drafter is made from; the draft length is asked for at every step."""
+
+    drafter: Drafter
+    model: str | None
+    tree_top_k: int
+    tree_nodes: int
+    min_probability: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +58,13 @@ class SpeculationConfig:
     copy_max_tokens: int = 20
     """D: tokens copied per candidate."""
     num_speculative_tokens: int = 5
-    """Draft tokens per neural draft or prompt look-up."""
+    """Draft tokens per neural draft or prompt look-up; the depth of a draft tree."""
+    draft_tree_top_k: int = 1
+    """Neural drafts: nodes expanded per level of a dynamic tree; 1 drafts a chain."""
+    draft_tree_nodes: int = 24
+    """Neural drafts: nodes kept of a dynamic tree, the pending token's included."""
+    draft_min_probability: float = 0.0
+    """Neural chains end before their probability falls below this; 0 never ends them."""
     probe: str | None = None
     """File of the copy-intent probe; by default the one shipped for the model."""
     probe_threshold: float | None = None
@@ -63,14 +79,24 @@ class SpeculationConfig:
         _check_integer("copy_max_candidates", self.copy_max_candidates, 1, 64)
         _check_integer("copy_max_tokens", self.copy_max_tokens, 1, 256)
         _check_integer("num_speculative_tokens", self.num_speculative_tokens, 1, 64)
+        _check_integer("draft_tree_top_k", self.draft_tree_top_k, 1, 64)
+        _check_integer("draft_tree_nodes", self.draft_tree_nodes, 2, 512)
+        _check_share("draft_min_probability", self.draft_min_probability)
         _check_text("probe", self.probe)
-        _check_threshold(self.probe_threshold)
+        if self.probe_threshold is not None:
+            _check_share("probe_threshold", self.probe_threshold)
         _check_row_budget(self.row_budget)
 
     @property
-    def drafter_key(self) -> tuple[str, str | None]:
-        """Which neural drafter is meant: configurations with the same key share its weights."""
-        return self.drafter, self.model
+    def drafter_key(self) -> DrafterKey:
+        """Which neural drafter is meant: configurations with the same key share one."""
+        return DrafterKey(
+            self.drafter,
+            self.model,
+            self.draft_tree_top_k,
+            self.draft_tree_nodes,
+            self.draft_min_probability,
+        )
 
     @property
     def reads_probe(self) -> bool:
@@ -209,13 +235,11 @@ def _check_drafter(method: str, drafter: object, model: object) -> None:
         )
 
 
-def _check_threshold(value: object) -> None:
-    if value is None:
-        return
+def _check_share(key: str, value: object) -> None:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not 0 <= value <= 1:  # type: ignore[operator]
         raise ValueError(
-            f"speculative-config key 'probe_threshold' must be a number from 0 to 1, not {value!r}."
+            f"speculative-config key {key!r} must be a number from 0 to 1, not {value!r}."
         )
 
 

@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from engine.config import SpeculationConfig
+from engine.config import DrafterKey, SpeculationConfig
 from engine.interfaces import NeuralDrafter, SwitchingPolicy
 from engine.policies import build_policy
 from engine.probe import Probe
-
-DrafterKey = tuple[str, str | None]
-"""(drafter, model) of a speculation configuration: configurations that share them share weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,12 @@ import torch
 import torch.distributed as dist
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    """Tiny matrices on several threads of a busy machine take seconds instead of microseconds."""
+    torch.set_num_threads(1)
+
+
 @pytest.fixture(autouse=True)
 def _fresh_process_state() -> Iterator[None]:
     """Tests share a process: thread count and default group are put back."""

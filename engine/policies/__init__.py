@@ -5,7 +5,7 @@ from __future__ import annotations
 from engine.config import SpeculationConfig
 from engine.interfaces import Drafter, SwitchingPolicy
 from engine.policies.copy_spec import CopySpec
-from engine.policies.neural import AlwaysNeural
+from engine.policies.neural import AlwaysNeural, LimitedDrafter
 from engine.policies.prompt_lookup import PromptLookup
 from engine.policies.switch_sd import SwitchSD
 from engine.policies.vanilla import Vanilla
@@ -16,7 +16,9 @@ def build_policy(
     speculation: SpeculationConfig, probe: Probe | None, drafter: Drafter | None = None
 ) -> SwitchingPolicy:
     """The policy of a configuration; a probe's gate threshold holds unless the user gave one."""
-    fallback = Vanilla() if drafter is None else drafter
+    fallback: Drafter = Vanilla()
+    if drafter is not None:
+        fallback = LimitedDrafter(drafter=drafter, num_tokens=speculation.num_speculative_tokens)
     match speculation.method:
         case "vanilla":
             return Vanilla()
@@ -41,7 +43,7 @@ def build_policy(
             )
         case "eagle3" | "small_model" | "steered":
             assert drafter is not None, "the configuration says which drafter the method needs"
-            return AlwaysNeural(drafter=drafter, name=speculation.method)
+            return AlwaysNeural(drafter=fallback, name=speculation.method)
     raise ValueError(f"method {speculation.method!r} has no policy")
 
 

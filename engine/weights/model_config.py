@@ -153,3 +153,35 @@ def _number(file: Path, fields: dict[str, Any], name: str) -> float:
 def _short(value: object) -> str:
     text = str(value)
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+def read_layer_config(file: Path, fields: dict[str, Any], *, num_layers: int) -> ModelConfig:
+    """The shape of Llama layers that ``fields`` of ``file`` describe, whatever their class's name.
+
+    For drafters that are made of such layers and have a ``config.json`` of their own.
+
+    Raises:
+        ValueError: one sentence naming the file, the field, and what is allowed.
+    """
+    _refuse_unsupported(file, fields)
+    num_heads = _integer(file, fields, "num_attention_heads")
+    hidden_size = _integer(file, fields, "hidden_size")
+    theta, scaling = _rope(file, fields)
+    try:
+        return ModelConfig(
+            architecture="llama",
+            vocab_size=_integer(file, fields, "vocab_size"),
+            hidden_size=hidden_size,
+            intermediate_size=_integer(file, fields, "intermediate_size"),
+            num_layers=num_layers,
+            num_heads=num_heads,
+            num_kv_heads=_integer(file, fields, "num_key_value_heads", default=num_heads),
+            head_dim=_integer(file, fields, "head_dim", default=hidden_size // num_heads),
+            rms_norm_eps=float(fields.get("rms_norm_eps", 1e-6)),
+            rope_theta=theta,
+            rope_scaling=scaling,
+            max_position_embeddings=_integer(file, fields, "max_position_embeddings", default=2048),
+        )
+    except ValueError as error:
+        message = str(error)
+        raise ValueError(message if str(file) in message else f"{file}: {message}") from error

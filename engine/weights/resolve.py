@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -15,10 +16,13 @@ from engine.weights.gguf_conversion import convert_gguf
 PACKAGE_PREFIX = "package:"
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-_HUB_FILES = ["*.json", "*.safetensors", "*.jinja"]
+HUB_FILES = ("*.json", "*.safetensors", "*.jinja")
+"""What is fetched of a repository on the Hub."""
 
 
-def resolve_model(source: str, *, cache_dir: Path | None = None) -> Path:
+def resolve_model(
+    source: str, *, cache_dir: Path | None = None, hub_files: Sequence[str] = HUB_FILES
+) -> Path:
     """A directory with ``config.json``, tokenizer and safetensors files.
 
     ``source`` is a directory, a ``.gguf`` file, a Hugging Face Hub id, or ``package:NAME``: the one
@@ -37,7 +41,7 @@ def resolve_model(source: str, *, cache_dir: Path | None = None) -> Path:
     if path.is_file() and path.suffix == ".gguf":
         return convert_gguf(path, cache)
     if _HUB_ID.fullmatch(source):
-        return _from_hub(source)
+        return _from_hub(source, hub_files)
     raise ValueError(
         f"model {source!r} does not exist: allowed are a directory, a .gguf file, a Hugging Face "
         f"Hub id (owner/name), or {PACKAGE_PREFIX}NAME"
@@ -60,9 +64,9 @@ def _gguf_in_package(package: str) -> Path:
     return files[0]
 
 
-def _from_hub(hub_id: str) -> Path:
+def _from_hub(hub_id: str, files: Sequence[str]) -> Path:
     try:
-        return Path(snapshot_download(hub_id, allow_patterns=_HUB_FILES))
+        return Path(snapshot_download(hub_id, allow_patterns=list(files)))
     except LocalEntryNotFoundError as error:
         raise ValueError(
             f"model {hub_id!r} is neither a directory here nor in the Hugging Face cache, and the "

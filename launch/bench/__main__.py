@@ -64,7 +64,8 @@ def _run_session(plan: Plan, session: Session, journal: Journal) -> None:
     config = plan.config
     with joined_mesh(config.tensor_parallel_size, config.pipeline_parallel_size) as mesh:
         with user_errors(PROG, speaks=mesh.is_coordinator):
-            engine = assemble_engine(config, mesh)
+            also = tuple(variant.speculation for variant in plan.variants)
+            engine = assemble_engine(config, mesh, also=also)
         processes = process_ids()
         if not mesh.is_coordinator:
             engine.follow()

@@ -103,7 +103,7 @@ FEATURES = FeatureProjection(
 )
 
 
-def shown_features(mesh: Mesh, prompts: list[list[int]]) -> list[Any]:
+def shown_features(mesh: Mesh, prompts: list[tuple[int, ...]]) -> list[Any]:
     """The answers, and every request's features as the drafter saw them last."""
     drafter = FeatureRecorder()
     method = speculation("switch_sd", drafter="eagle3")

@@ -65,7 +65,7 @@ def test_unknown_method_lists_the_known_ones() -> None:
 
 def test_a_neural_method_is_the_drafter_of_its_name() -> None:
     assert speculation("eagle3").drafter == "eagle3"
-    assert speculation("switch_sd", drafter="steered").drafter_key == ("steered", None)
+    assert speculation("switch_sd", drafter="steered").drafter_key.drafter == "steered"
     with pytest.raises(ValueError, match="method 'eagle3' is the drafter of that name"):
         speculation("eagle3", drafter="steered")
 

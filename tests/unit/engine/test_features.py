@@ -79,12 +79,15 @@ def test_reader_sums_only_the_tapped_layers_outputs() -> None:
 
 def test_history_keeps_order_while_it_grows() -> None:
     history = FeatureHistory()
-    assert history.rows is None
     rows = torch.arange(1200.0).view(400, 3)
     for start, end in ((0, 5), (5, 6), (6, 300), (300, 400)):
         history.append(rows[start:end])
     assert history.rows is not None
     assert torch.equal(history.rows, rows)
+
+
+def test_a_history_without_rows_shows_none() -> None:
+    assert FeatureHistory().rows is None
 
 
 def test_a_tiny_decoder_has_the_tapped_layers() -> None:

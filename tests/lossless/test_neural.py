@@ -1,0 +1,138 @@
+"""A neural drafter never changes the output: fp64 tokens equal plain decoding's."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from drafters.draft_tree import ChainShape, TreeShape
+from drafters.eagle3 import Eagle3Drafter
+from drafters.eagle3_config import Eagle3Config
+from drafters.eagle3_head import Eagle3Head
+from drafters.vocabulary import DraftVocabulary
+from engine.config import SpeculationConfig
+from engine.engine import SpeculativeEngine
+from engine.interfaces import Site
+from engine.models.config import ModelConfig
+from engine.probe import Probe
+from engine.records import Request, StepRecord
+from parallel.mesh import Mesh
+from tests.support.engines import TinyEngine, build_engine, random_decoder
+from tests.support.reference import greedy_decode
+
+CONFIG = ModelConfig(
+    architecture="llama",
+    vocab_size=29,
+    hidden_size=36,
+    intermediate_size=40,
+    num_layers=3,
+    num_heads=9,
+    num_kv_heads=3,
+    head_dim=4,
+    rms_norm_eps=1e-6,
+    rope_theta=10000.0,
+    max_position_embeddings=512,
+)
+MAX_TOKENS = 40
+SHAPES: dict[str, ChainShape | TreeShape] = {
+    "chain": ChainShape(num_tokens=4),
+    "cut chain": ChainShape(num_tokens=4, min_probability=0.05),
+    "tree": TreeShape(total_nodes=24, depth=3, top_k=8),
+}
+
+
+def prompts(count: int) -> list[tuple[int, ...]]:
+    """Prompts that repeat themselves, so that copying finds something."""
+    source = random.Random(3)
+    phrases = [tuple(source.randrange(29) for _ in range(8)) for _ in range(count)]
+    return [phrase * 3 + phrase[: 2 + index] for index, phrase in enumerate(phrases)]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    """Tiny matrices: threads only wait for each other."""
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def truth() -> list[tuple[int, ...]]:
+    """Plain decoding by recomputation."""
+    model = random_decoder(CONFIG, dtype=torch.float64)
+    return [greedy_decode(model, prompt, MAX_TOKENS) for prompt in prompts(3)]
+
+
+def random_head() -> Eagle3Head:
+    """A head with random weights over 20 of the 29 tokens, reading all three layers."""
+    config = Eagle3Config(
+        layer=CONFIG, draft_vocab_size=20, target_hidden_size=36, taps=(1, 2, 3), fc_norm=True
+    )
+    counts = torch.randperm(29, generator=torch.Generator().manual_seed(2))
+    vocabulary = DraftVocabulary.most_frequent(counts, 20)
+    head = Eagle3Head(config, vocabulary, dtype=torch.float64, device=torch.device("cpu"))
+    generator = torch.Generator().manual_seed(4)
+    head.initialise(generator, std=0.2)
+    head.embed.weight.data.normal_(generator=generator)
+    return head
+
+
+def engine(speculation: SpeculationConfig, shape: str) -> SpeculativeEngine:
+    """A tiny engine with an EAGLE-3 head and a probe whose gate opens now and then."""
+    head = random_head()
+    weight = torch.randn(36, generator=torch.Generator().manual_seed(5))
+    tiny = TinyEngine(
+        config=CONFIG,
+        speculation=speculation,
+        probe=Probe(weight=weight, threshold=0.5, layer=1, site=Site.ATTENTION, model_id="tiny"),
+        drafter=Eagle3Drafter(head, SHAPES[shape]),
+        projection=head.projection(torch.float64),
+    )
+    return build_engine(tiny, Mesh.single())
+
+
+def run(engine: SpeculativeEngine, count: int) -> tuple[list[tuple[int, ...]], list[StepRecord]]:
+    """Answer ``count`` prompts together."""
+    outputs: dict[str, list[int]] = {str(index): [] for index in range(count)}
+    records: list[StepRecord] = []
+    for index, prompt in enumerate(prompts(count)):
+        engine.add(Request(request_id=str(index), prompt_ids=prompt, max_tokens=MAX_TOKENS))
+    while engine.has_work:
+        outcome = engine.step()
+        records.extend(outcome.records)
+        for event in outcome.events:
+            outputs[event.request_id].extend(event.token_ids)
+    return [tuple(tokens) for tokens in outputs.values()], records
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("shape", list(SHAPES))
+def test_eagle3_alone_equals_plain_decoding(
+    truth: list[tuple[int, ...]], shape: str, batch: int
+) -> None:
+    """Catches features of rejected rows, or of another request, that would stop the drafter."""
+    speculation = SpeculationConfig(method="eagle3", drafter="eagle3", row_budget="full")
+    outputs, records = run(engine(speculation, shape), batch)
+    assert outputs == truth[:batch]
+    drafted = [record for record in records if record.source == "neural"]
+    assert drafted
+    if shape == "tree":
+        assert sum(record.accepted for record in drafted) > 0
+
+
+@pytest.mark.parametrize("threshold", [0.0, 0.5])
+@pytest.mark.parametrize("shape", list(SHAPES))
+def test_switching_between_copies_and_eagle3_equals_plain_decoding(
+    truth: list[tuple[int, ...]], shape: str, threshold: float
+) -> None:
+    """Catches pairs lost over copied steps: the drafter asserts that it has all of them."""
+    speculation = SpeculationConfig(
+        method="switch_sd",
+        drafter="eagle3",
+        copy_match_length=2,
+        probe_threshold=threshold,
+        row_budget="full",
+    )
+    outputs, records = run(engine(speculation, shape), 3)
+    assert outputs == truth
+    assert {"copy", "neural"} <= {record.source for record in records}
