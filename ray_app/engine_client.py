@@ -18,6 +18,7 @@ from ray_app.messages import (
     Accepted,
     Add,
     Cancel,
+    DrafterFound,
     Hello,
     Message,
     Refused,
@@ -132,6 +133,11 @@ class EngineClient:
             self._failure = EngineUnavailableError(reason)
             for queue in self._requests.values():
                 queue.put_nowait(self._failure)
+
+    def announce(self, drafter: DrafterFound) -> None:
+        """Tell the coordinator where the current drafter listens; nothing once it has failed."""
+        if self._failure is None and self._writer is not None:
+            self._send(drafter)
 
     def stop(self, reason: str) -> None:
         """Tell the coordinator to end every rank's loop; running requests fail with ``reason``."""

@@ -39,6 +39,15 @@ class Cancel:
 
 
 @dataclass(frozen=True, slots=True)
+class DrafterFound:
+    """A drafter, the first or the next, listens here and wants to hear this token."""
+
+    host: str
+    port: int
+    token: str
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """Leave the loop on every rank."""
 
@@ -65,10 +74,11 @@ class Tokens:
     events: tuple[TokenEvent, ...]
 
 
-Message = Hello | Add | Cancel | Stop | Accepted | Refused | Tokens
+Message = Hello | Add | Cancel | DrafterFound | Stop | Accepted | Refused | Tokens
 
 _TYPES: dict[str, type[Message]] = {
-    kind.__name__: kind for kind in (Hello, Add, Cancel, Stop, Accepted, Refused, Tokens)
+    kind.__name__: kind
+    for kind in (Hello, Add, Cancel, DrafterFound, Stop, Accepted, Refused, Tokens)
 }
 
 

@@ -8,11 +8,21 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from typing import Protocol
 
 from engine.records import Request, StepOutcome
 from ray_app.coordinator_link import LinkClosedError
-from ray_app.messages import Accepted, Add, Cancel, Message, Refused, Stop, Tokens
+from ray_app.messages import (
+    Accepted,
+    Add,
+    Cancel,
+    DrafterFound,
+    Message,
+    Refused,
+    Stop,
+    Tokens,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -64,8 +74,16 @@ class Link(Protocol):
 class ServingLoop:
     """Serves one link until the server says stop or goes away."""
 
-    def __init__(self, engine: ServableEngine, link: Link, *, idle_seconds: float) -> None:
+    def __init__(
+        self,
+        engine: ServableEngine,
+        link: Link,
+        *,
+        idle_seconds: float,
+        on_drafter: Callable[[DrafterFound], None],
+    ) -> None:
         self._engine, self._link, self._idle_seconds = engine, link, idle_seconds
+        self._on_drafter = on_drafter
         self._last_sign = time.monotonic()
 
     def run(self) -> None:
@@ -101,6 +119,8 @@ class ServingLoop:
                 self._add(request)
             case Cancel(request_id):
                 self._engine.cancel(request_id)
+            case DrafterFound():
+                self._on_drafter(message)
             case _:
                 raise ValueError(f"the server may not send {type(message).__name__}")
 

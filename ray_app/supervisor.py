@@ -18,7 +18,9 @@ from engine.tokenizer import load_tokenizer
 from engine.weights import resolve_model
 from ray_app.chat import ChatModel
 from ray_app.config import ServerConfig
+from ray_app.drafter_keeper import DrafterKeeper
 from ray_app.engine_client import EngineClient, EngineUnavailableError
+from ray_app.messages import DrafterFound
 from ray_app.verifier_actor import RankPlace
 from ray_app.worker_group import RankFailedError, WorkerGroup
 
@@ -49,6 +51,7 @@ class Supervisor:
         self._config = config
         self._group = WorkerGroup(config.engine, device=config.device)
         self._client = EngineClient()
+        self._keeper: DrafterKeeper | None = None
         self._model: ChatModel | None = None
         self._status = Status(state="starting", detail="the verifier is loading")
         self._start_task: asyncio.Task[None] | None = None
@@ -112,6 +115,17 @@ class Supervisor:
                 logger.exception("the ranks did not start")
             raise EngineUnavailableError(str(error)) from error
         await self._client.connect(address, token)
+        if self._config.engine.speculation.drafter != "none":
+            await self._start_drafter(asyncio.get_running_loop())
+
+    async def _start_drafter(self, loop: asyncio.AbstractEventLoop) -> None:
+        """The keeper speaks from its own thread; the connection belongs to the event loop."""
+
+        def announce(drafter: DrafterFound) -> None:
+            loop.call_soon_threadsafe(self._client.announce, drafter)
+
+        self._keeper = DrafterKeeper(self._config.engine, announce)
+        await asyncio.to_thread(self._keeper.start)
 
     def _load_model(self) -> ChatModel:
         """Resolve the model before any rank starts, so that only one process converts weights."""
@@ -160,6 +174,8 @@ class Supervisor:
         deadline = time.monotonic() + DRAIN_SECONDS
         while self._client.num_requests and time.monotonic() < deadline:
             await asyncio.sleep(0.05)
+        if self._keeper is not None:
+            await asyncio.to_thread(self._keeper.stop)
         self._client.stop("the server has stopped")
         await _settle(self._watch_task)
         await asyncio.to_thread(self._group.stop)

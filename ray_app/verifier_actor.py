@@ -28,6 +28,7 @@ from parallel.rendezvous import (
     start_store,
 )
 from ray_app.coordinator_link import CoordinatorLink, LinkAddress
+from ray_app.drafter_link import DrafterDirectory
 from ray_app.serving_loop import IDLE_SECONDS, ServingLoop
 
 PEER_TIMEOUT = timedelta(minutes=2)
@@ -53,6 +54,7 @@ class VerifierRank:
         self._store: Store | None = None
         self._engine: SpeculativeEngine | None = None
         self._link: CoordinatorLink | None = None
+        self._drafters = DrafterDirectory()
         logging.basicConfig(format=f"rank {rank}: %(levelname)s %(name)s: %(message)s")
 
     def place(self) -> RankPlace:
@@ -80,7 +82,7 @@ class VerifierRank:
         mesh = build_mesh(
             config.tensor_parallel_size, config.pipeline_parallel_size, timeout=PEER_TIMEOUT
         )
-        self._engine = assemble_engine(config, mesh)
+        self._engine = assemble_engine(config, mesh, connect_drafter=self._drafters.connect)
 
     def open_link(self, token: str) -> LinkAddress:
         """Coordinator: open the private socket; the server must present ``token``."""
@@ -93,7 +95,13 @@ class VerifierRank:
         if self._engine.is_coordinator:
             assert self._link is not None, "open the link first"
             self._link.accept(SERVER_SECONDS)
-            ServingLoop(self._engine, self._link, idle_seconds=IDLE_SECONDS).run()
+            loop = ServingLoop(
+                self._engine,
+                self._link,
+                idle_seconds=IDLE_SECONDS,
+                on_drafter=self._drafters.announce,
+            )
+            loop.run()
             self._link.close()
         else:
             self._engine.follow()

@@ -15,7 +15,7 @@ import pytest
 from engine.records import Request
 from ray_app.coordinator_link import CoordinatorLink
 from ray_app.engine_client import EngineClient, EngineUnavailableError
-from ray_app.messages import Hello, encode
+from ray_app.messages import DrafterFound, Hello, encode
 from ray_app.serving_loop import ServingLoop
 from tests.support.fake_engine import MAX_PROMPT, EchoEngine
 
@@ -29,19 +29,22 @@ class Coordinator:
     link: CoordinatorLink
     engine: EchoEngine
     thread: threading.Thread
+    drafters: list[DrafterFound]
 
 
 @contextmanager
 def coordinator() -> Iterator[Coordinator]:
     link, engine = CoordinatorLink("127.0.0.1", TOKEN), EchoEngine()
 
+    drafters: list[DrafterFound] = []
+
     def serve() -> None:
         link.accept(10.0)
-        ServingLoop(engine, link, idle_seconds=0.01).run()
+        ServingLoop(engine, link, idle_seconds=0.01, on_drafter=drafters.append).run()
 
     thread = threading.Thread(target=serve, daemon=True)
     thread.start()
-    yield Coordinator(link, engine, thread)
+    yield Coordinator(link, engine, thread, drafters)
     thread.join(10.0)
     link.close()
     assert not thread.is_alive()
@@ -68,6 +71,15 @@ def request(name: str, max_tokens: int, prompt: tuple[int, ...] = (5, 6, 7)) -> 
 
 async def read(client: EngineClient, wanted: Request) -> list[int]:
     return [token async for event in await client.submit(wanted) for token in event.token_ids]
+
+
+def test_a_drafters_address_reaches_the_coordinator() -> None:
+    async def body(client: EngineClient, far: Coordinator) -> None:
+        client.announce(DrafterFound(host="127.0.0.1", port=1, token="t"))
+        while not far.drafters:
+            await asyncio.sleep(0.01)
+
+    assert talk(body).drafters == [DrafterFound(host="127.0.0.1", port=1, token="t")]
 
 
 def test_every_reader_gets_its_own_requests_tokens() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from engine.records import Request
 from ray_app.coordinator_link import LinkClosedError
-from ray_app.messages import Accepted, Add, Cancel, Message, Refused, Stop, Tokens
+from ray_app.messages import Accepted, Add, Cancel, DrafterFound, Message, Refused, Stop, Tokens
 from ray_app.serving_loop import ServingLoop
 from tests.support.fake_engine import MAX_PROMPT, EchoEngine
 
@@ -34,8 +34,17 @@ def _request(name: str, max_tokens: int = 2, length: int = 2) -> Add:
     return Add(Request(request_id=name, prompt_ids=prompt, max_tokens=max_tokens))
 
 
-def _run(link: ScriptedLink, engine: EchoEngine, idle_seconds: float = 0.0) -> None:
-    ServingLoop(engine, link, idle_seconds=idle_seconds).run()
+def _run(link: ScriptedLink, engine: EchoEngine, idle_seconds: float = 0.0) -> list[DrafterFound]:
+    found: list[DrafterFound] = []
+    ServingLoop(engine, link, idle_seconds=idle_seconds, on_drafter=found.append).run()
+    return found
+
+
+def test_a_drafter_is_handed_on_and_disturbs_nothing() -> None:
+    drafter = DrafterFound(host="h", port=5, token="t")
+    link = ScriptedLink([_request("a")], [drafter], [Stop()])
+    assert _run(link, EchoEngine()) == [drafter]
+    assert sum(isinstance(message, Tokens) for message in link.sent) == 2
 
 
 def test_tokens_of_all_requests_of_a_step_are_one_message() -> None:
