@@ -14,6 +14,7 @@ from drafters.draft_tree import ChainShape, TreeShape
 from drafters.eagle3 import Eagle3Drafter
 from drafters.eagle3_checkpoint import PICKLE_NAME, load_eagle3, load_eagle3_projection
 from drafters.pretrained import shipped_drafter
+from drafters.shared_embedding import with_embedding
 from drafters.small_model import DraftSettings, Verifier, load_small_model
 from drafters.steered_checkpoint import load_steered, load_steered_projection
 from engine.config import EngineConfig
@@ -58,11 +59,11 @@ def load_drafter(config: EngineConfig) -> NeuralDrafter:
             head.prepare_for_inference()
             return Eagle3Drafter(head, _shape(config))
         case "small_model":
-            return load_small_model(
-                _source(config), _settings(config), verifier=_verifier(verifier)
-            )
+            source = str(with_embedding(_directory(config), verifier))
+            return load_small_model(source, _settings(config), verifier=_verifier(verifier))
         case "steered":
-            return load_steered(_directory(config), _settings(config), verifier=_verifier(verifier))
+            directory = with_embedding(_directory(config), verifier)
+            return load_steered(directory, _settings(config), verifier=_verifier(verifier))
     raise ValueError("drafter 'none' drafts nothing")
 
 

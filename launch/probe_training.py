@@ -6,20 +6,12 @@ the generated data; HumanEval is looked at once, at the end, to report.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import Progress
 
 from drafters.assemble import assemble_engine
 from drafters.training.answers import AnswerFile
@@ -47,9 +39,8 @@ from engine.probe import Probe
 from engine.weights import load_model
 from launch.bench.workloads import HUMANEVAL, load_workload
 from launch.data.copy_diversity import CopyPrompt, copy_diversity
+from launch.progress import progress_bar, stage_progress
 from parallel.mesh import Mesh
-
-_LOGGER = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +113,7 @@ class ProbeTrainer:
     def run(self) -> ProbeResult:
         """Train; shows a progress bar per stage."""
         training = self._settings.training
-        with _progress_bar() as bar:
+        with progress_bar() as bar:
             chat = self._engine.tokenizer.chat
             prompt_ids = [tuple(chat(prompt.messages)) for prompt in self._prompts]
             transcripts = self._answer(bar, "answers", prompt_ids)
@@ -130,7 +121,7 @@ class ProbeTrainer:
             chosen = finalists(swept, training.num_finalists)
             points = tuple(dict.fromkeys(candidate.point for candidate in chosen))
             captured = self._capture(bar, "states at the best points", transcripts, points)
-            fitted = _advance(bar, "fits at the best points", len(chosen))
+            fitted = stage_progress(bar, "fits at the best points", len(chosen))
             refined = refine(captured, chosen, self._validation, training, fitted)
             held_out_ids = [prompt.token_ids for prompt in self._held_out]
             held_out = self._answer(bar, "HumanEval answers", held_out_ids)
@@ -159,7 +150,7 @@ class ProbeTrainer:
             prompt_ids,
             self._answers,
             max_tokens=self._settings.max_tokens,
-            progress=_advance(bar, title, len(prompt_ids)),
+            progress=stage_progress(bar, title, len(prompt_ids)),
         )
 
     def _calibrate(
@@ -180,7 +171,7 @@ class ProbeTrainer:
             captured,
             self._validation,
             self._settings.training,
-            _advance(bar, "fits at all layers", len(points)),
+            stage_progress(bar, "fits at all layers", len(points)),
         )
 
     def _capture(
@@ -197,7 +188,7 @@ class ProbeTrainer:
             points,
             rows_per_transcript=rows or self._settings.max_tokens + 1,
             generator=self._rows,
-            progress=_advance(bar, title, len(transcripts)),
+            progress=stage_progress(bar, title, len(transcripts)),
         )
 
 
@@ -209,19 +200,3 @@ def output_directory(path: str) -> Path:
     except OSError as error:
         raise ValueError(f"--out {path} cannot be made a folder: {error.strerror}") from error
     return folder
-
-
-def _progress_bar() -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-
-
-def _advance(bar: Progress, title: str, total: int) -> Callable[[int], None]:
-    _LOGGER.info("%s: %d", title, total)
-    task = bar.add_task(title, total=total)
-    return lambda done: bar.advance(task, done)

@@ -1,18 +1,40 @@
-"""``python -m launch.train PART``: train a part. Only the probe can be trained yet."""
+"""``python -m launch.train PART``: train a part: the probe, or a neural drafter."""
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
 
+from drafters.training.eagle3 import Eagle3Training
+from drafters.training.loop import TrainingData, TrainingResult
 from drafters.training.probe import ProbeTrainingConfig
 from launch.cli import USER_ERROR, parse, user_errors
+from launch.distillation import (
+    DistillationRun,
+    SteeringRun,
+    train_small,
+    train_steered,
+    write_summary,
+)
+from launch.drafter_run import (
+    DrafterFlags,
+    collect_data,
+    data_config,
+    training_config,
+    training_ranks,
+    verifier_config,
+)
+from launch.eagle3_training import Eagle3Run, train_head, write_head
 from launch.probe_report import write_probe
 from launch.probe_training import ProbeRun, ProbeTrainer, output_directory
 from launch.provenance import provenance
 from launch.recipes import EngineFlags, engine_config
+from parallel.data_parallel import DataParallel
 
 PROG = "python -m launch.train"
 
@@ -99,7 +121,119 @@ def probe_run(flags: ProbeFlags) -> ProbeRun:
     )
 
 
-_PARTS: dict[str, Callable[[Sequence[str]], None]] = {"probe": train_probe}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Eagle3Flags(DrafterFlags):
+    """Flags of ``python -m launch.train eagle3``."""
+
+    draft_vocab_size: int = 6_144
+    """Most frequent generated tokens that the head can propose."""
+    unroll: int = 5
+    """Drafts per chain in training (training-time test)."""
+
+
+def train_eagle3(argv: Sequence[str]) -> None:
+    """Train an EAGLE-3 head and write it as a checkpoint that SGLang's layout describes."""
+    prog = f"{PROG} eagle3"
+    flags = parse(Eagle3Flags, argv, prog=prog, description="Train an EAGLE-3 head.")
+    with user_errors(prog):
+        run = Eagle3Run(
+            engine=verifier_config(flags),
+            training=training_config(flags),
+            data=data_config(flags),
+            head=Eagle3Training(num_steps=flags.unroll),
+            draft_vocab_size=flags.draft_vocab_size,
+        )
+        folder = output_directory(flags.out)
+    origin = provenance(run)
+    with training_ranks() as ranks, user_errors(prog, speaks=ranks.is_first):
+        data = collect_data(run.engine, run.data, folder, ranks)
+        head, result = train_head(run, data, folder, ranks)
+        if ranks.is_first:
+            summary = write_head(head, result, data, origin, folder)
+            sys.stdout.write(f"{json.dumps(summary['validation'])}\n")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SmallFlags(DrafterFlags):
+    """Flags of ``python -m launch.train small``."""
+
+    layers: tuple[int, ...] = (0, 1, 2, 29)
+    """Layers of the verifier that the drafter keeps."""
+    start: str | None = None
+    """Directory of a drafter to go on from; by default a fresh one is cut."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SteeredFlags(SmallFlags):
+    """Flags of ``python -m launch.train steered``."""
+
+    lookahead: int = 5
+    """Offsets that are trained: the longest draft."""
+    offsets: str = "one"
+    """Rows that share an offset: one (the method), random or block."""
+    frozen_drafter: bool = False
+    """Train the steering head alone."""
+
+
+def train_small_drafter(argv: Sequence[str]) -> None:
+    """Distil a small drafter that is cut from the verifier."""
+    prog = f"{PROG} small"
+    flags = parse(SmallFlags, argv, prog=prog, description="Distil a small drafter.")
+    with user_errors(prog):
+        run = DistillationRun(
+            engine=verifier_config(flags),
+            training=training_config(flags),
+            data=data_config(flags),
+            layers=flags.layers,
+            start=flags.start,
+        )
+    _distil(run, flags, prog, train_small)
+
+
+def train_steered_drafter(argv: Sequence[str]) -> None:
+    """Train a small drafter with steering, or the steering alone."""
+    prog = f"{PROG} steered"
+    flags = parse(SteeredFlags, argv, prog=prog, description="Train a steered small drafter.")
+    with user_errors(prog):
+        run = SteeringRun(
+            engine=verifier_config(flags),
+            training=training_config(flags),
+            data=data_config(flags),
+            layers=flags.layers,
+            start=flags.start,
+            lookahead=flags.lookahead,
+            offsets=flags.offsets,
+            frozen_drafter=flags.frozen_drafter,
+        )
+    _distil(run, flags, prog, train_steered)
+
+
+_Run = TypeVar("_Run", bound=DistillationRun)
+
+
+def _distil(
+    run: _Run,
+    flags: DrafterFlags,
+    prog: str,
+    train: Callable[[_Run, TrainingData, Path, DataParallel], TrainingResult],
+) -> None:
+    with user_errors(prog):
+        folder = output_directory(flags.out)
+    origin = provenance(run)
+    with training_ranks() as ranks, user_errors(prog, speaks=ranks.is_first):
+        data = collect_data(run.engine, run.data, folder, ranks)
+        result = train(run, data, folder, ranks)
+        if ranks.is_first:
+            write_summary(result, data, origin, folder)
+            sys.stdout.write(f"{json.dumps(result.validation)}\n")
+
+
+_PARTS: dict[str, Callable[[Sequence[str]], None]] = {
+    "probe": train_probe,
+    "eagle3": train_eagle3,
+    "small": train_small_drafter,
+    "steered": train_steered_drafter,
+}
 
 
 if __name__ == "__main__":

@@ -1,0 +1,103 @@
+"""The verifier during training: whole padded sequences at once, nothing cached, no gradients.
+
+Answers are the verifier's own greedy text, so its arg-max behind every generated token is known,
+and only the logits that a drafter can express are computed.
+
+Legend: B sequences, T positions, H hidden, P taps, V vocabulary, D draft vocabulary, L wanted rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from engine.block import RowLayout
+from engine.interfaces import Site
+from engine.kv_cache import KVCache
+from engine.models.decoder import Decoder
+from engine.models.layers import Linear, wide_dtype
+from engine.models.packed import pack_linears
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class VerifierStates:
+    """What a pass over a batch showed."""
+
+    taps: Tensor
+    """[B, T, P, H]: residual states, Hugging Face's ``hidden_states[j]`` for each tap j."""
+    final: Tensor
+    """[B, T, H]: the last layer's output, not normalised."""
+
+
+class FrozenVerifier:
+    """A decoder that is only looked at. Its linear layers are packed: nothing else may use it."""
+
+    def __init__(self, model: Decoder) -> None:
+        assert model.embed is not None, "training needs the whole verifier"
+        assert isinstance(model.head, Linear)
+        self.head_weight = model.head.weight.detach()
+        """[V, H]."""
+        self.model = model.requires_grad_(requires_grad=False).eval()
+        pack_linears(model)
+
+    @torch.no_grad()
+    def states(self, token_ids_BT: Tensor, taps: tuple[int, ...]) -> VerifierStates:
+        """One causal pass; padding on the right changes nothing before it."""
+        batch, length = token_ids_BT.shape
+        context = PaddedBatch(batch, length, frozenset(tap - 1 for tap in taps))
+        final = self.model(token_ids_BT.flatten(), context)
+        shown = [context.observed[tap - 1] for tap in taps]
+        states = torch.stack(shown, dim=1) if shown else final[:, None][:, :0]
+        return VerifierStates(
+            taps=states.view(batch, length, *states.shape[1:]),
+            final=final.view(batch, length, -1),
+        )
+
+    @torch.no_grad()
+    def logits(self, hidden_LH: Tensor, draft_ids_D: Tensor | None = None) -> Tensor:
+        """[L, D] logits of some tokens, or [L, V] of all; fp32 (fp64 for fp64)."""
+        assert self.model.norm is not None
+        weight = self.head_weight if draft_ids_D is None else self.head_weight[draft_ids_D]
+        logits = functional.linear(self.model.norm(hidden_LH), weight)
+        return logits.to(wide_dtype(self.model.dtype))
+
+
+class PaddedBatch:
+    """A step context for B sequences of one length: plain causal attention, nothing cached."""
+
+    def __init__(self, batch: int, length: int, wanted: frozenset[int] = frozenset()) -> None:
+        self.positions = torch.arange(length).repeat(batch)
+        self.observed: dict[int, Tensor] = {}
+        self._batch, self._wanted = batch, wanted
+
+    @property
+    def layout(self) -> RowLayout:
+        """Unused: no kernel that reads a layout is installed."""
+        raise NotImplementedError
+
+    @property
+    def kv(self) -> KVCache:
+        """Unused: nothing is cached."""
+        raise NotImplementedError
+
+    def attend(
+        self, layer_index: int, query_RQD: Tensor, key_RKD: Tensor, value_RKD: Tensor
+    ) -> Tensor:
+        """Causal attention inside each sequence: [R, Q, D]."""
+        del layer_index
+        query, key, value = (
+            rows.view(self._batch, -1, *rows.shape[1:]).transpose(1, 2)
+            for rows in (query_RQD, key_RKD, value_RKD)
+        )
+        output = functional.scaled_dot_product_attention(
+            query, key, value, is_causal=True, enable_gqa=True
+        )
+        return output.transpose(1, 2).flatten(0, 1)
+
+    def observe(self, layer_index: int, site: Site, hidden_RH: Tensor) -> None:
+        """Keep the outputs of the tapped layers."""
+        if site is Site.MLP and layer_index in self._wanted:
+            self.observed[layer_index] = hidden_RH

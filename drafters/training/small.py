@@ -1,0 +1,82 @@
+"""Distillation of a small drafter: the verifier's distribution behind every generated token.
+
+The baseline that SD² calls "Distilled" (arXiv 2511.09844, section 4): the loop and the loss of the
+steered drafter, without steering.
+
+Legend: B sequences, T positions, R = B·T rows, L rows that count, H hidden, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from drafters.training.batches import Batch
+from drafters.training.frozen_verifier import FrozenVerifier, PaddedBatch, VerifierStates
+from drafters.training.losses import (
+    chains_of,
+    expected_accepted_length,
+    kl_divergence,
+    masked_mean,
+    shift_targets,
+)
+from drafters.training.task import ACCEPTANCE, LossAndMetrics
+from engine.models.decoder import Decoder
+
+LOOKAHEAD = 5
+"""Length of the chains whose acceptance is reported."""
+
+
+class SmallTask:
+    """Implements ``drafters.training.task.TrainingTask`` for a drafter without steering."""
+
+    def __init__(self, drafter: Decoder, verifier: FrozenVerifier) -> None:
+        unfreeze_layers(drafter)
+        self._drafter, self._verifier = drafter, verifier
+
+    @property
+    def module(self) -> nn.Module:
+        """The drafter."""
+        return self._drafter
+
+    def loss(self, batch: Batch, generator: torch.Generator) -> LossAndMetrics:
+        """KL(verifier || drafter), and the expected accepted length of a chain."""
+        del generator
+        states = self._verifier.states(batch.token_ids, ())
+        hidden_RH = self._drafter(batch.token_ids.flatten(), PaddedBatch(*batch.token_ids.shape))
+        return distillation(self._drafter, self._verifier, batch, states, hidden_RH)
+
+
+def distillation(
+    drafter: Decoder,
+    verifier: FrozenVerifier,
+    batch: Batch,
+    states: VerifierStates,
+    hidden_RH: Tensor,
+) -> LossAndMetrics:
+    """The loss and the metrics of a drafter's pass, at rows whose next token was generated.
+
+    SD²'s code does not move its loss mask, so the first generated token is never learned; here a
+    row counts when the token that it predicts does.
+    """
+    counts_BT = shift_targets(batch.generated, 1)
+    rows = counts_BT.flatten()
+    drafted_LV = drafter.logits(hidden_RH[rows])
+    wanted_LV = verifier.logits(states.final[counts_BT])
+    everything = torch.ones(len(drafted_LV), dtype=torch.bool)
+    loss = kl_divergence(wanted_LV, drafted_LV, everything)
+    agree_BT = torch.zeros_like(counts_BT)
+    agree_BT[counts_BT] = drafted_LV.argmax(-1) == wanted_LV.argmax(-1)
+    accepted = expected_accepted_length(
+        chains_of(agree_BT, LOOKAHEAD).flatten(1), chains_of(counts_BT, LOOKAHEAD).flatten(1)
+    )
+    first = float(masked_mean(agree_BT.float(), counts_BT))
+    return loss, {ACCEPTANCE: accepted, "first_agreement": first}
+
+
+def unfreeze_layers(drafter: Decoder) -> None:
+    """Train layers and final norm; embedding and head stay the verifier's, which are shared."""
+    drafter.requires_grad_(requires_grad=False)
+    assert drafter.norm is not None
+    for part in (drafter.layers, drafter.norm):
+        part.requires_grad_(requires_grad=True)

@@ -1,0 +1,107 @@
+"""What neural drafters learn from: prompts of two kinds and the verifier's own answers to them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from drafters.training.answers import AnswerFile
+from drafters.training.batches import derived_generator
+from drafters.training.capture import Transcript, generate_transcripts
+from drafters.training.loop import TrainingData
+from engine.engine import SpeculativeEngine
+from launch.bench.workloads import ChatTokenizer
+from launch.data.copy_diversity import copy_diversity
+from launch.data.sharegpt import sharegpt_prompts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataConfig:
+    """How many prompts of which kind, how long, and how many of them validate."""
+
+    num_sharegpt: int = 3_000
+    """First turns of ShareGPT conversations."""
+    num_copy_diverse: int = 1_000
+    """CopyDiversity prompts: answers that copy."""
+    max_prompt_tokens: int = 512
+    """Longer ShareGPT prompts are left out."""
+    max_tokens: int = 192
+    """Longest answer."""
+    validation_share: float = 0.05
+    """Share of the prompts that only validates."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if min(self.num_sharegpt, self.num_copy_diverse) < 0 or self.num_prompts < 2:
+            raise ValueError("at least two training prompts are needed, and no negative number.")
+        for name in ("max_prompt_tokens", "max_tokens"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}.")
+        if not 0.0 < self.validation_share < 1.0:
+            raise ValueError(
+                f"validation_share must be between 0 and 1, not {self.validation_share}."
+            )
+
+    @property
+    def num_prompts(self) -> int:
+        """Prompts of both kinds."""
+        return self.num_sharegpt + self.num_copy_diverse
+
+
+def training_prompts(config: DataConfig, tokenizer: ChatTokenizer) -> list[tuple[int, ...]]:
+    """Distinct prompts as token ids of a chat.
+
+    Raises:
+        ValueError: the package with the ShareGPT prompts is missing or damaged.
+    """
+    copying = copy_diversity(config.num_copy_diverse, seed=config.seed)
+    found = [tuple(tokenizer.chat(prompt.messages)) for prompt in copying]
+    if config.num_sharegpt:
+        asked = sharegpt_prompts(
+            tokenizer,
+            num_prompts=config.num_sharegpt,
+            max_prompt_tokens=config.max_prompt_tokens,
+            seed=config.seed,
+        )
+        found += [prompt.token_ids for prompt in asked]
+    return list(dict.fromkeys(found))
+
+
+def answered(
+    engine: SpeculativeEngine,
+    prompts: Sequence[tuple[int, ...]],
+    path: Path,
+    config: DataConfig,
+    model_id: str,
+    progress: Callable[[int], None],
+) -> list[Transcript]:
+    """The verifier's greedy answers, kept in ``path`` for a repeated run; empty ones left out."""
+    answers = AnswerFile(path, model_id=model_id, max_tokens=config.max_tokens)
+    found = generate_transcripts(
+        engine, prompts, answers, max_tokens=config.max_tokens, progress=progress
+    )
+    return [entry for entry in found if entry.output_ids]
+
+
+def split(transcripts: Sequence[Transcript], config: DataConfig) -> TrainingData:
+    """Training and validation transcripts, by prompt; raises ``ValueError`` if one is empty."""
+    order = torch.randperm(
+        len(transcripts), generator=derived_generator(config.seed, "validation")
+    ).tolist()
+    count = max(1, round(len(order) * config.validation_share))
+    if count >= len(order):
+        raise ValueError(f"{len(order)} transcripts are too few to train and validate: give more.")
+    return TrainingData(
+        training=[transcripts[index] for index in sorted(order[count:])],
+        validation=[transcripts[index] for index in sorted(order[:count])],
+    )
+
+
+def token_counts(transcripts: Sequence[Transcript], vocab_size: int) -> Tensor:
+    """[V] int64: how often each token was generated."""
+    tokens = torch.tensor([token for entry in transcripts for token in entry.output_ids])
+    return torch.bincount(tokens, minlength=vocab_size)
