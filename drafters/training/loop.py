@@ -165,7 +165,7 @@ class Trainer:
     @torch.no_grad()
     def _evaluate(self) -> Metrics:
         """Means over the validation transcripts; a batch weighs as its generated tokens."""
-        pass
+        self._backend.module.eval()
         seen = []
         for index, (batch, counts) in enumerate(self._validation):
             generator = derived_generator(self._config.seed, "validation", index, self._ranks.rank)
