@@ -16,7 +16,13 @@ from launch.bench.workloads import Prompt, check_lengths, load_workload
 from launch.cli import Positional, Repeated
 from launch.recipes import EngineFlags, engine_config
 
-TABLES = ("table1",)
+TABLES = {
+    "table1": "vanilla,prompt_lookup,copy_spec,switch_sd",
+    "table2": "vanilla,small_model,copy_spec:drafter=small_model,switch_sd:drafter=small_model",
+    "sd2": "vanilla,small_model,steered",
+}
+"""Tables and their rows: SwitchSD's Tables 1 and 2 (speculation with a small model), and SD²'s."""
+
 OURS = "switchsteer"
 
 
@@ -25,8 +31,8 @@ class BenchFlags(EngineFlags):
     """Flags of ``python -m launch.bench``."""
 
     table: Positional[str] = "table1"
-    """Which table: table1 compares methods."""
-    methods: str = "vanilla,prompt_lookup,copy_spec,switch_sd"
+    """Which table: table1 compares methods, table2 with a small model, sd2 steered drafting."""
+    methods: str | None = None
     """Rows, comma separated; METHOD:KEY=VALUE changes a speculative-config key for one row."""
     workload: str = "humaneval"
     """humaneval, or a JSONL file with a prompt per line."""
@@ -70,7 +76,8 @@ def make_plan(flags: BenchFlags, *, world_size: int) -> Plan:
         ValueError: whatever the user got wrong, in one sentence.
     """
     _check(flags)
-    variants = parse_variants(flags.methods, flags.speculative_config)
+    methods = TABLES[flags.table] if flags.methods is None else flags.methods
+    variants = parse_variants(methods, flags.speculative_config)
     config = _config(flags, variants, world_size)
     directory = resolve_model(config.model)
     prompts = load_workload(flags.workload, load_tokenizer(directory), limit=flags.limit)
