@@ -19,7 +19,7 @@ from drafters.eagle3_head import Eagle3Head
 from drafters.training.batches import derived_generator
 from drafters.training.config import TrainingConfig
 from drafters.training.eagle3 import Eagle3Task, Eagle3Training, initialise_from_verifier
-from drafters.training.frozen_verifier import FrozenVerifier
+from drafters.training.frozen_verifier import RememberingVerifier
 from drafters.training.loop import TrainingData, TrainingResult, train
 from drafters.vocabulary import DraftVocabulary
 from engine.config import EngineConfig
@@ -62,7 +62,7 @@ def train_head(
         max_model_len=run.engine.max_model_len,
     )
     head = new_head(run, model, data)
-    task = Eagle3Task(head, FrozenVerifier(model), run.head)
+    task = Eagle3Task(head, RememberingVerifier(model), run.head)
     result = train(task, data, run.training, folder, ranks)
     head.load_state_dict(result.weights, strict=False)
     return head, result

@@ -18,7 +18,7 @@ from drafters.training.eagle3 import (
     _Columns,
     initialise_from_verifier,
 )
-from drafters.training.frozen_verifier import FrozenVerifier
+from drafters.training.frozen_verifier import FrozenVerifier, RememberingVerifier
 from drafters.vocabulary import DraftVocabulary
 from engine.models.decoder import Decoder
 from parallel.mesh import Mesh
@@ -176,3 +176,19 @@ def test_the_loss_counts_where_pending_and_predicted_tokens_were_generated(step:
     assert task._weights[1] == pytest.approx(0.8)
     # The first pending token stands at 3, so the first column is 2; the last predicted one is 6.
     assert mask.nonzero()[:, 0].tolist() == list(range(2, 6 - 1 - step))
+
+
+def test_remembered_states_equal_fresh_ones_in_other_batches() -> None:
+    entries = transcripts(4)
+    remembering, fresh = RememberingVerifier(verifier_model()), FrozenVerifier(verifier_model())
+    remembering.states(collate(entries, (0, 1)).token_ids, TAPS)
+    remembering.states(collate(entries, (2, 3)).token_ids, TAPS)
+    for indices in ((0, 3), (2,), (1, 2, 0)):
+        batch = collate(entries, indices)
+        found = remembering.states(batch.token_ids, TAPS)
+        expected = fresh.states(batch.token_ids, TAPS)
+        for row, length in enumerate(batch.lengths.tolist()):
+            for name in ("taps", "final"):
+                torch.testing.assert_close(
+                    getattr(found, name)[row, :length], getattr(expected, name)[row, :length]
+                )
