@@ -9,16 +9,44 @@ from __future__ import annotations
 
 import logging
 import os
+from dataclasses import dataclass
 
 import ray
 import torch
-from drafters.neural import load_drafter
 
+from drafters.neural import load_drafter
 from drafters.service import serve_drafter
 from engine.config import EngineConfig
 from engine.interfaces import NeuralDrafter
+from engine.records import Draft, SequenceView
 from ray_app.drafter_link import DrafterListener
 from ray_app.messages import DrafterFound
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrafterVitals:
+    """A sign of life."""
+
+    pid: int
+    num_drafts: int
+    """Drafts made by this process."""
+
+
+class CountingDrafter:
+    """The drafter, and how often it was asked."""
+
+    def __init__(self, drafter: NeuralDrafter) -> None:
+        self._drafter = drafter
+        self.num_drafts = 0
+
+    def draft(self, view: SequenceView) -> Draft:
+        """The drafter's draft."""
+        self.num_drafts += 1
+        return self._drafter.draft(view)
+
+    def forget(self, request_id: str) -> None:
+        """Handed on."""
+        self._drafter.forget(request_id)
 
 
 class DrafterActor:
@@ -26,20 +54,21 @@ class DrafterActor:
 
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
-        self._drafter: NeuralDrafter | None = None
+        self._drafter: CountingDrafter | None = None
         self._listener: DrafterListener | None = None
         logging.basicConfig(format="drafter: %(levelname)s %(name)s: %(message)s")
 
     def prepare(self, token: str) -> DrafterFound:
         """Load the weights and listen; returns where. Raises ``ValueError`` for a bad drafter."""
         torch.set_num_threads(self._config.num_threads or 1)
-        self._drafter = load_drafter(self._config)
+        self._drafter = CountingDrafter(load_drafter(self._config))
         self._listener = DrafterListener(ray.util.get_node_ip_address(), token)
         return self._listener.address
 
-    def ping(self) -> int:
-        """The process id: a sign of life."""
-        return os.getpid()
+    def ping(self) -> DrafterVitals:
+        """Answers as long as the process can run at all."""
+        num_drafts = 0 if self._drafter is None else self._drafter.num_drafts
+        return DrafterVitals(pid=os.getpid(), num_drafts=num_drafts)
 
     def run(self) -> None:
         """Serve verifiers one after the other until the actor is killed."""

@@ -18,7 +18,7 @@ import ray
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
 from engine.config import EngineConfig
-from ray_app.drafter_actor import DrafterActor
+from ray_app.drafter_actor import DrafterActor, DrafterVitals
 from ray_app.messages import DrafterFound
 from ray_app.worker_group import EXIT_SECONDS, rank_environment, wait_gone
 
@@ -41,14 +41,14 @@ class DrafterKeeper:
         self._announce = announce
         self._stopping = threading.Event()
         self._actor: Any = None
-        self._pid: int | None = None
+        self._vitals: DrafterVitals | None = None
         self._thread: threading.Thread | None = None
         self.num_started = 0
 
     @property
-    def pid(self) -> int | None:
-        """Process of the current drafter."""
-        return self._pid
+    def vitals(self) -> DrafterVitals | None:
+        """The current drafter's newest sign of life; None while there is none."""
+        return self._vitals
 
     def start(self) -> None:
         """Start the first drafter and wait for it, then watch in the background.
@@ -87,7 +87,7 @@ class DrafterKeeper:
             .remote(self._config)
         )
         address = ray.get(self._actor.prepare.remote(secrets.token_hex(16)))
-        self._pid = ray.get(self._actor.ping.remote())
+        self._vitals = ray.get(self._actor.ping.remote())
         sentinel = self._actor.run.remote()
         self.num_started += 1
         self._announce(address)
@@ -109,12 +109,12 @@ class DrafterKeeper:
     def _is_well(self, sentinel: Any) -> bool:
         ended, _ = ray.wait([sentinel], timeout=0)
         if ended:
-            logger.warning("the drafter (process %s) died; starting another", self._pid)
+            logger.warning("the drafter (%s) died; starting another", self._name)
             return False
         try:
-            ray.get(self._actor.ping.remote(), timeout=PING_SECONDS)
+            self._vitals = ray.get(self._actor.ping.remote(), timeout=PING_SECONDS)
         except (GetTimeoutError, RayError):
-            logger.warning("the drafter (process %s) does not answer; replacing it", self._pid)
+            logger.warning("the drafter (%s) does not answer; replacing it", self._name)
             return False
         return True
 
@@ -122,6 +122,10 @@ class DrafterKeeper:
         if self._actor is None:
             return
         ray.kill(self._actor)
-        if self._pid is not None:
-            wait_gone([self._pid], EXIT_SECONDS)
-        self._actor = self._pid = None
+        if self._vitals is not None:
+            wait_gone([self._vitals.pid], EXIT_SECONDS)
+        self._actor = self._vitals = None
+
+    @property
+    def _name(self) -> str:
+        return "not yet loaded" if self._vitals is None else f"process {self._vitals.pid}"

@@ -16,6 +16,7 @@ from ray.serve.handle import DeploymentHandle
 
 from ray_app.app import build_app
 from ray_app.config import ServerConfig
+from ray_app.drafter_actor import DrafterVitals
 from ray_app.supervisor import DRAIN_SECONDS, Status, Supervisor
 from ray_app.verifier_actor import RankPlace
 
@@ -51,6 +52,10 @@ class ChatServer:
     async def places(self) -> tuple[RankPlace, ...]:
         """Node and process of every rank."""
         return self._supervisor.places
+
+    async def drafter(self) -> DrafterVitals | None:
+        """The drafter's newest sign of life."""
+        return self._supervisor.drafter
 
     async def num_requests(self) -> int:
         """Requests that the engine works on or queues."""

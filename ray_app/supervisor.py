@@ -18,6 +18,7 @@ from engine.tokenizer import load_tokenizer
 from engine.weights import resolve_model
 from ray_app.chat import ChatModel
 from ray_app.config import ServerConfig
+from ray_app.drafter_actor import DrafterVitals
 from ray_app.drafter_keeper import DrafterKeeper
 from ray_app.engine_client import EngineClient, EngineUnavailableError
 from ray_app.messages import DrafterFound
@@ -70,6 +71,11 @@ class Supervisor:
     def places(self) -> tuple[RankPlace, ...]:
         """Node and process of every rank."""
         return self._group.places
+
+    @property
+    def drafter(self) -> DrafterVitals | None:
+        """The drafter's newest sign of life; None when there is no drafter."""
+        return None if self._keeper is None else self._keeper.vitals
 
     @property
     def num_requests(self) -> int:
