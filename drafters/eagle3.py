@@ -112,13 +112,11 @@ class Eagle3Drafter:
         tokens: list[int] = []
         probability = 1.0
         while True:
-            logits_V = head.logits(hidden_1H)[0]
-            best = logits_V.argmax()
             if shape.min_probability > 0.0:
-                probability *= float((logits_V[best] - logits_V.logsumexp(0)).exp())
+                probability *= float(head.logits(hidden_1H).softmax(-1).amax())
             if probability < shape.min_probability:
                 return tuple(tokens)
-            tokens.append(int(head.vocabulary.to_target(best)))
+            tokens.append(int(head.likeliest(hidden_1H)))
             if len(tokens) == num_tokens:
                 return tuple(tokens)
             position = len(context.token_ids) + len(tokens) - 1

@@ -29,6 +29,7 @@ from engine.features import FeatureProjection
 from engine.models.decoder import GatedMLP
 from engine.models.layers import Embedding, Linear, RMSNorm, Rotary, wide_dtype
 from engine.models.packed import pack_linears
+from engine.native.parts import can_nativize, native_parts
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(query [R, Q, D], key [R, K, D], value [R, K, D]) of the new rows to their output [R, Q, D], or
@@ -92,7 +93,7 @@ class Eagle3Layer(nn.Module):
         width = layer.query_size + 2 * layer.kv_size
         self.qkv: nn.Module = Linear(2 * hidden, width, dtype=dtype, device=device)
         self.o: nn.Module = Linear(layer.query_size, hidden, dtype=dtype, device=device)
-        self.mlp = GatedMLP(layer, dtype=dtype, device=device)
+        self.mlp: nn.Module = GatedMLP(layer, dtype=dtype, device=device)
 
     def forward(
         self,
@@ -148,6 +149,8 @@ class Eagle3Head(nn.Module):
             hidden, config.draft_vocab_size, dtype=dtype, device=device
         )
         self.rotary = Rotary(layer, max_model_len=_FIRST_POSITIONS, dtype=dtype)
+        self._fused_top: nn.Module | None = None
+        """Norm, vocabulary head and arg-max in one native kernel, where there is one."""
 
     def forward(
         self, features_RH: Tensor, token_ids_R: Tensor, positions_R: Tensor, attend: Attend
@@ -172,6 +175,14 @@ class Eagle3Head(nn.Module):
             hidden_RH = self.norm(hidden_RH)
         logits_RV: Tensor = self.lm_head(hidden_RH)
         return logits_RV.to(wide_dtype(self.dtype))
+
+    def likeliest(self, hidden_RH: Tensor) -> Tensor:
+        """[R] int64: the verifier's id of the likeliest token."""
+        if self._fused_top is not None and self.config.norm_before_logits:
+            draft_ids_R = self._fused_top(hidden_RH).ids
+        else:
+            draft_ids_R = self.logits(hidden_RH).argmax(-1)
+        return self.vocabulary.to_target(draft_ids_R)
 
     def next_features(self, hidden_RH: Tensor) -> Tensor:
         """[R, H]: what stands in for the verifier's feature of the next position."""
@@ -202,9 +213,14 @@ class Eagle3Head(nn.Module):
         self.embed.requires_grad_(requires_grad=False)
 
     def prepare_for_inference(self) -> None:
-        """Freeze, and pack matrices for single rows on a CPU; it cannot be saved afterwards."""
+        """Freeze, and take the fastest kernels for single rows; it cannot be saved afterwards."""
         self.requires_grad_(requires_grad=False)
         self.eval()
+        mlp, head = self.midlayer.mlp, self.lm_head
+        if can_nativize(self.config.layer.hidden_size, self.dtype):
+            assert isinstance(mlp, GatedMLP)
+            assert isinstance(head, Linear)
+            self.midlayer.mlp, self._fused_top = native_parts(mlp, self.norm, head, self.dtype)
         pack_linears(self)
 
     def projection(self, dtype: torch.dtype) -> FeatureProjection:
