@@ -44,6 +44,9 @@ class Eagle3Training:
     decay: float = 0.8
     """Weight of each further step's loss."""
 
+    def __post_init__(self) -> None:
+        training_time_test_weights(self.num_steps, self.decay)
+
 
 class Eagle3Task:
     """Implements ``drafters.training.task.TrainingTask``."""

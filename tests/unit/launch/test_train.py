@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
+from drafters.neural import load_drafter, load_projection
+from engine.config import speculation
 from engine.probe import load_probe
+from engine.records import NO_COPIES, SequenceView
+from launch.recipes import recipe
 from launch.train import ProbeFlags, main, probe_run
 
 
@@ -23,7 +29,7 @@ def _mistake(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     return said.err
 
 
-@pytest.mark.parametrize("argv", [[], ["steered"], ["--out", "x"]])
+@pytest.mark.parametrize("argv", [[], ["medusa"], ["--out", "x"]])
 def test_a_missing_or_unknown_part_is_named(
     argv: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -94,3 +100,48 @@ def test_small_training_writes_a_loadable_probe_with_report_and_plots(
     for plot in ("probe_layers.png", "probe_threshold.png"):
         assert (tmp_path / plot).read_bytes().startswith(b"\x89PNG")
     assert "humaneval" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", ["eagle3", "small", "steered"])
+def test_small_neural_training_writes_a_drafter_that_drafts(
+    part: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = ["--sharegpt", "0", "--copy-diverse", "6", "--max-tokens", "10", "--epochs", "1"]
+    assert main([part, "--out", str(tmp_path), *sizes, "--num-threads", "1"]) == 0
+    assert "acceptance" in capsys.readouterr().out
+    origin = json.loads((tmp_path / "provenance.json").read_text())
+    assert {"command", "commit", "versions", "config", "validation", "data"} <= set(origin)
+    kind = {"eagle3": "eagle3", "small": "small_model", "steered": "steered"}[part]
+    engine = replace(recipe("smollm2"), speculation=speculation(kind, model=str(tmp_path)))
+    drafter = load_drafter(engine)
+    projection = load_projection(engine)
+    tokens = [5, 6, 7, 8]
+    width = 0 if projection is None else projection.num_features
+    view = SequenceView(
+        request_id="r",
+        token_ids=tokens,
+        copies=NO_COPIES,
+        max_draft_tokens=3,
+        probe_score=None,
+        features=torch.randn(len(tokens) - 1, width, dtype=torch.bfloat16) if width else None,
+    )
+    assert len(drafter.draft(view).candidates[0]) == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["eagle3", "--draft-vocab-size", "0"], "draft_vocab_size must be at least 1, not 0"),
+        (["eagle3", "--epochs", "0"], "epochs must be an integer of at least 1, not 0"),
+        (["eagle3", "--sharegpt", "-1"], "at least two training prompts are needed"),
+        (["eagle3", "--unroll", "0"], "training-time test needs at least 1 step"),
+        (["small", "--layers", "3", "1"], "layers must be different and ascending"),
+        (["steered", "--offsets", "none"], "offsets must be one of one, random, block"),
+    ],
+)
+def test_mistakes_in_neural_trainings_are_one_sentence(
+    words: list[str], sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert sentence in _mistake([*words, "--out", str(tmp_path / "out")], capsys)
+    assert not (tmp_path / "out").exists()
