@@ -69,6 +69,8 @@ def assemble_engine(
     source = resolve_model(config.model)
     tokenizer = load_tokenizer(source)
     probe = configured_probe(config)
+    wanted = _distinct_drafters(config, also)
+    projections = [load_projection(one) for one in wanted]
     model = load_model(str(source), dtype=dtype, mesh=mesh, max_model_len=config.max_model_len)
     if probe is not None:
         probe.check(model.config, config.model)
@@ -78,8 +80,6 @@ def assemble_engine(
     padding = RowPadding()
     if config.exactness == "strict" and dtype != torch.float64:
         padding = find_row_padding(model, kv, mesh, attention)
-    wanted = _distinct_drafters(config, also)
-    projections = [load_projection(one) for one in wanted]
     runner = ModelRunner(
         model=model,
         kv=kv,

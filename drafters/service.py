@@ -9,10 +9,8 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, field
 
-import torch
-from torch import Tensor
-
 from drafters.messages import Forget, Question, Reply, decode, encode
+from engine.features import FeatureHistory
 from engine.interfaces import NeuralDrafter
 from engine.records import NO_COPIES, SequenceView
 from parallel.link import Link, LinkClosedError
@@ -25,8 +23,7 @@ class _Context:
     """What is known of one request."""
 
     token_ids: list[int] = field(default_factory=list)
-    features: list[Tensor] = field(default_factory=list)
-    """Blocks of rows that together cover all positions before the pending token's."""
+    features: FeatureHistory = field(default_factory=FeatureHistory)
 
     def extend(self, question: Question) -> None:
         """Take in what a question brings. Raises ``ValueError`` when something is missing."""
@@ -42,15 +39,13 @@ class _Context:
 
     def view(self, question: Question) -> SequenceView:
         """What the drafter sees."""
-        if len(self.features) > 1:
-            self.features = [torch.cat(self.features)]
         return SequenceView(
             request_id=str(question.tag.request),
             token_ids=self.token_ids,
             copies=NO_COPIES,
             max_draft_tokens=question.max_draft_tokens,
             probe_score=None,
-            features=self.features[0] if self.features else None,
+            features=self.features.rows,
         )
 
 

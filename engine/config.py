@@ -29,12 +29,14 @@ MAX_MODEL_LEN = 1 << 20
 
 
 class DrafterKey(NamedTuple):
-    """What a neural drafter is made from; the draft length is asked for at every step."""
+    """What a neural drafter is made from."""
 
     drafter: Drafter
     model: str | None
     tree_top_k: int
     tree_nodes: int
+    tree_depth: int
+    """0 for a chain, whose length is asked for at every step."""
     min_probability: float
 
 
@@ -95,6 +97,7 @@ class SpeculationConfig:
             self.model,
             self.draft_tree_top_k,
             self.draft_tree_nodes,
+            self.num_speculative_tokens if self.draft_tree_top_k > 1 else 0,
             self.draft_min_probability,
         )
 

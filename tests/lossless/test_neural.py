@@ -15,26 +15,13 @@ from drafters.vocabulary import DraftVocabulary
 from engine.config import SpeculationConfig
 from engine.engine import SpeculativeEngine
 from engine.interfaces import Site
-from engine.models.config import ModelConfig
 from engine.probe import Probe
 from engine.records import Request, StepRecord
 from parallel.mesh import Mesh
+from tests.lossless.test_greedy import CONFIG
 from tests.support.engines import TinyEngine, build_engine, random_decoder
 from tests.support.reference import greedy_decode
 
-CONFIG = ModelConfig(
-    architecture="llama",
-    vocab_size=29,
-    hidden_size=36,
-    intermediate_size=40,
-    num_layers=3,
-    num_heads=9,
-    num_kv_heads=3,
-    head_dim=4,
-    rms_norm_eps=1e-6,
-    rope_theta=10000.0,
-    max_position_embeddings=512,
-)
 MAX_TOKENS = 40
 SHAPES: dict[str, ChainShape | TreeShape] = {
     "chain": ChainShape(num_tokens=4),

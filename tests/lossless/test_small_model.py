@@ -17,28 +17,15 @@ from drafters.steering import HEADS, SteeringHead, SteeringShape
 from engine.config import speculation
 from engine.features import FeatureProjection
 from engine.interfaces import NeuralDrafter, Site
-from engine.models.config import ModelConfig
 from engine.models.decoder import Decoder
 from engine.models.layers import Linear
 from engine.probe import Probe
 from engine.records import Request, StepRecord
 from parallel.mesh import Mesh
+from tests.lossless.test_greedy import CONFIG
 from tests.support.engines import TinyEngine, answers, build_engine, random_decoder
 from tests.support.reference import greedy_decode
 
-CONFIG = ModelConfig(
-    architecture="llama",
-    vocab_size=29,
-    hidden_size=36,
-    intermediate_size=40,
-    num_layers=3,
-    num_heads=9,
-    num_kv_heads=3,
-    head_dim=4,
-    rms_norm_eps=1e-6,
-    rope_theta=10000.0,
-    max_position_embeddings=512,
-)
 DRAFTER = replace(CONFIG, vocab_size=31, hidden_size=16, num_layers=2, num_heads=4, num_kv_heads=2)
 """Padded: its last two ids mean nothing to the verifier."""
 

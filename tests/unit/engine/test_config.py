@@ -128,3 +128,11 @@ def test_cores_are_divided_among_ranks_unless_threads_are_given() -> None:
     assert replace(CONFIG, tensor_parallel_size=3).threads_per_rank(8) == 2
     assert replace(CONFIG, tensor_parallel_size=3).threads_per_rank(2) == 1
     assert replace(CONFIG, tensor_parallel_size=3, num_threads=5).threads_per_rank(2) == 5
+
+
+def test_trees_of_other_depths_are_other_drafters_chains_share_one() -> None:
+    short, long = ({"num_speculative_tokens": count} for count in (3, 6))
+    assert speculation("eagle3", **short).drafter_key == speculation("eagle3", **long).drafter_key
+    tree = {"draft_tree_top_k": 4}
+    keys = [speculation("eagle3", **tree, **depth).drafter_key for depth in (short, long)]
+    assert keys[0] != keys[1]
