@@ -28,7 +28,8 @@ from drafters.training.steered import OFFSETS, SteeredTask
 from engine.config import EngineConfig
 from engine.models.decoder import Decoder
 from engine.models.registry import build_decoder
-from engine.weights import load_model, resolve_model
+from engine.weights import load_model, read_model_config, resolve_model
+from engine.weights.checkpoint import SINGLE_NAME
 from engine.weights.names import pieces_of
 from launch.drafter_data import DataConfig
 from parallel.data_parallel import DataParallel
@@ -78,6 +79,28 @@ class SteeringRun(DistillationRun):
             raise ValueError(f"offsets must be one of {', '.join(OFFSETS)}, not {self.offsets!r}.")
 
 
+def check_cut(run: DistillationRun) -> None:
+    """Refuse early, before answers are made, what cannot be cut or started from.
+
+    Raises:
+        ValueError: a layer that the verifier does not have, or a start that is no drafter.
+    """
+    num_layers = read_model_config(resolve_model(run.engine.model)).num_layers
+    missing = [layer for layer in run.layers if not 0 <= layer < num_layers]
+    if missing:
+        raise ValueError(f"the verifier has layers 0 to {num_layers - 1}, not {missing[0]}.")
+    if run.start is None:
+        return
+    if not (Path(run.start) / SINGLE_NAME).is_file():
+        raise ValueError(f"--start {run.start} is no drafter: it must hold {SINGLE_NAME}.")
+    found = read_model_config(Path(run.start)).num_layers
+    if found != len(run.layers):
+        raise ValueError(
+            f"--start {run.start} holds a drafter of {found} layers, and {len(run.layers)} are to "
+            "be trained."
+        )
+
+
 def train_small(
     run: DistillationRun, data: TrainingData, folder: Path, ranks: DataParallel
 ) -> TrainingResult:
@@ -120,13 +143,8 @@ def cut_drafter(run: DistillationRun, verifier: Decoder) -> Decoder:
     """The chosen layers of a verifier with its ends, in float32.
 
     Raises:
-        ValueError: a layer that the verifier does not have, or a start that does not fit.
+        ValueError: a start that does not fit.
     """
-    missing = [layer for layer in run.layers if layer not in verifier.layer_indices]
-    if missing:
-        raise ValueError(
-            f"the verifier has layers 0 to {verifier.layer_indices[-1]}, not {missing[0]}."
-        )
     config = replace(verifier.config, num_layers=len(run.layers))
     drafter = build_decoder(
         config, mesh=Mesh.single(), dtype=torch.float32, max_model_len=run.engine.max_model_len
@@ -162,7 +180,7 @@ def save_small(drafter: Decoder, run: DistillationRun, folder: Path) -> None:
         parts = torch.split(parameter.detach(), [piece.shape[0] for piece in pieces])
         for piece, part in zip(pieces, parts, strict=True):
             tensors[piece.name] = part.to(torch.bfloat16).contiguous()
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(tensors, folder / SINGLE_NAME, metadata={"format": "pt"})
     for file in source.glob("generation_config.json"):
         shutil.copyfile(file, folder / file.name)
 

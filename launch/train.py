@@ -17,6 +17,7 @@ from launch.cli import USER_ERROR, parse, user_errors
 from launch.distillation import (
     DistillationRun,
     SteeringRun,
+    check_cut,
     train_small,
     train_steered,
     write_summary,
@@ -218,6 +219,7 @@ def _distil(
     train: Callable[[_Run, TrainingData, Path, DataParallel], TrainingResult],
 ) -> None:
     with user_errors(prog):
+        check_cut(run)
         folder = output_directory(flags.out)
     origin = provenance(run)
     with training_ranks() as ranks, user_errors(prog, speaks=ranks.is_first):

@@ -26,14 +26,12 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from drafters.training.answers import AnswerFile
 from drafters.training.copy_labels import accepted_copy_lengths, copy_labels
-from engine.block import RowLayout
+from drafters.training.whole_sequences import WholeSequences
 from engine.engine import SpeculativeEngine
 from engine.interfaces import Site
-from engine.kv_cache import KVCache
 from engine.models.decoder import Decoder
 from engine.records import Request
 
@@ -132,39 +130,6 @@ def capture_states(
     )
 
 
-class _WholeSequence:
-    """A step context for one whole sequence: plain causal attention, nothing cached."""
-
-    def __init__(self, length: int) -> None:
-        self.positions = torch.arange(length)
-        self.observed: dict[Point, Tensor] = {}
-
-    @property
-    def layout(self) -> RowLayout:
-        """Unused: no kernel that reads a layout is installed."""
-        raise NotImplementedError
-
-    @property
-    def kv(self) -> KVCache:
-        """Unused: nothing is cached."""
-        raise NotImplementedError
-
-    def attend(
-        self, layer_index: int, query_RQD: Tensor, key_RKD: Tensor, value_RKD: Tensor
-    ) -> Tensor:
-        """Causal attention over the sequence's own rows: [R, Q, D]."""
-        del layer_index
-        query, key, value = (x.transpose(0, 1) for x in (query_RQD, key_RKD, value_RKD))
-        output = functional.scaled_dot_product_attention(
-            query[None], key[None], value[None], is_causal=True, enable_gqa=True
-        )
-        return output[0].transpose(0, 1)
-
-    def observe(self, layer_index: int, site: Site, hidden_RH: Tensor) -> None:
-        """Keep the newest states; the caller takes them layer by layer."""
-        self.observed[layer_index, site] = hidden_RH
-
-
 @torch.inference_mode()
 def _observe(
     model: Decoder, token_ids: Sequence[int], points: Sequence[Point]
@@ -173,7 +138,7 @@ def _observe(
     assert model.embed is not None, "capture needs the whole model"
     places = {point: place for place, point in enumerate(points)}
     last_layer = max(layer for layer, _ in points)
-    context = _WholeSequence(len(token_ids))
+    context = WholeSequences(1, len(token_ids))
     hidden_RH = model.embed(torch.tensor(token_ids))
     for layer in model.layers.values():
         hidden_RH = layer(hidden_RH, context)

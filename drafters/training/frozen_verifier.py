@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from engine.block import RowLayout
+from drafters.training.whole_sequences import PaddedBatch
 from engine.interfaces import Site
-from engine.kv_cache import KVCache
 from engine.models.decoder import Decoder
 from engine.models.layers import Linear, wide_dtype
 from engine.models.packed import pack_linears
@@ -49,7 +48,7 @@ class FrozenVerifier:
         batch, length = token_ids_BT.shape
         context = PaddedBatch(batch, length, frozenset(tap - 1 for tap in taps))
         final = self.model(token_ids_BT.flatten(), context)
-        shown = [context.observed[tap - 1] for tap in taps]
+        shown = [context.observed[tap - 1, Site.MLP] for tap in taps]
         states = torch.stack(shown, dim=1) if shown else final[:, None][:, :0]
         return VerifierStates(
             taps=states.view(batch, length, *states.shape[1:]),
@@ -98,41 +97,3 @@ def _fitted(states: Tensor, length: int) -> Tensor:
     if len(kept) == length:
         return kept
     return torch.cat([kept, kept.new_zeros(length - len(kept), *kept.shape[1:])])
-
-
-class PaddedBatch:
-    """A step context for B sequences of one length: plain causal attention, nothing cached."""
-
-    def __init__(self, batch: int, length: int, wanted: frozenset[int] = frozenset()) -> None:
-        self.positions = torch.arange(length).repeat(batch)
-        self.observed: dict[int, Tensor] = {}
-        self._batch, self._wanted = batch, wanted
-
-    @property
-    def layout(self) -> RowLayout:
-        """Unused: no kernel that reads a layout is installed."""
-        raise NotImplementedError
-
-    @property
-    def kv(self) -> KVCache:
-        """Unused: nothing is cached."""
-        raise NotImplementedError
-
-    def attend(
-        self, layer_index: int, query_RQD: Tensor, key_RKD: Tensor, value_RKD: Tensor
-    ) -> Tensor:
-        """Causal attention inside each sequence: [R, Q, D]."""
-        del layer_index
-        query, key, value = (
-            rows.view(self._batch, -1, *rows.shape[1:]).transpose(1, 2)
-            for rows in (query_RQD, key_RKD, value_RKD)
-        )
-        output = functional.scaled_dot_product_attention(
-            query, key, value, is_causal=True, enable_gqa=True
-        )
-        return output.transpose(1, 2).flatten(0, 1)
-
-    def observe(self, layer_index: int, site: Site, hidden_RH: Tensor) -> None:
-        """Keep the outputs of the tapped layers."""
-        if site is Site.MLP and layer_index in self._wanted:
-            self.observed[layer_index] = hidden_RH

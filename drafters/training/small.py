@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from drafters.training.batches import Batch
-from drafters.training.frozen_verifier import FrozenVerifier, PaddedBatch, VerifierStates
+from drafters.training.frozen_verifier import FrozenVerifier, VerifierStates
 from drafters.training.losses import (
     chains_of,
     expected_accepted_length,
@@ -21,6 +21,7 @@ from drafters.training.losses import (
     shift_targets,
 )
 from drafters.training.task import ACCEPTANCE, LossAndMetrics
+from drafters.training.whole_sequences import PaddedBatch
 from engine.models.decoder import Decoder
 
 LOOKAHEAD = 5

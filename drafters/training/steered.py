@@ -16,10 +16,11 @@ from torch import Tensor, nn
 
 from drafters.steered import Steering
 from drafters.training.batches import Batch
-from drafters.training.frozen_verifier import FrozenVerifier, PaddedBatch
+from drafters.training.frozen_verifier import FrozenVerifier
 from drafters.training.losses import shift_targets
 from drafters.training.small import distillation, unfreeze_layers
 from drafters.training.task import LossAndMetrics
+from drafters.training.whole_sequences import PaddedBatch
 from engine.models.decoder import Decoder
 
 Offsets = Callable[[tuple[int, int], int, torch.Generator], Tensor]

@@ -13,7 +13,13 @@ from drafters.shared_embedding import lacks_embedding, with_embedding
 from drafters.training.config import TrainingConfig
 from engine.config import EngineConfig
 from engine.weights import load_model
-from launch.distillation import DistillationRun, SteeringRun, cut_drafter, save_small
+from launch.distillation import (
+    DistillationRun,
+    SteeringRun,
+    check_cut,
+    cut_drafter,
+    save_small,
+)
 from parallel.mesh import Mesh
 from tests.support.tiny import SMOLLM, write_checkpoint
 
@@ -68,14 +74,17 @@ def test_a_written_drafter_borrows_the_embedding_and_loads_whole(
     )
 
 
-def test_a_start_of_another_shape_is_refused(verifier: Path, tmp_path: Path) -> None:
+def test_a_start_of_another_shape_or_none_is_refused_early(verifier: Path, tmp_path: Path) -> None:
     model = load_model(str(verifier), dtype=torch.float32, mesh=Mesh.single(), max_model_len=64)
     folder = tmp_path / "drafter"
     folder.mkdir()
+    with pytest.raises(ValueError, match=r"drafter is no drafter: it must hold model\.safetensors"):
+        check_cut(run(verifier, start=str(folder)))
     settings = run(verifier, layers=(0,))
     save_small(cut_drafter(settings, model), settings, folder)
-    with pytest.raises(ValueError, match="holds a drafter of 1 layers"):
-        cut_drafter(run(verifier, start=str(folder)), model)
+    with pytest.raises(ValueError, match="holds a drafter of 1 layers, and 2 are to be trained"):
+        check_cut(run(verifier, start=str(folder)))
+    check_cut(run(verifier, layers=(1,), start=str(folder)))
 
 
 @pytest.mark.parametrize("layers", [(), (2, 1), (1, 1)])
@@ -85,9 +94,8 @@ def test_impossible_layers_are_refused(verifier: Path, layers: tuple[int, ...]) 
 
 
 def test_layers_that_the_verifier_lacks_are_refused(verifier: Path) -> None:
-    model = load_model(str(verifier), dtype=torch.float32, mesh=Mesh.single(), max_model_len=64)
     with pytest.raises(ValueError, match="layers 0 to 4, not 7"):
-        cut_drafter(run(verifier, layers=(0, 7)), model)
+        check_cut(run(verifier, layers=(0, 7)))
 
 
 @pytest.mark.parametrize(
