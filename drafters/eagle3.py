@@ -10,8 +10,10 @@ Legend: R rows, H hidden, K kv heads, Q query heads, D head_dim, S keys.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -26,46 +28,56 @@ from drafters.draft_tree import (
     top_children,
 )
 from drafters.eagle3_head import Eagle3Head, grouped_attention
+from drafters.head_cache import HeadCache
 from engine.records import Draft, SequenceView
 
 MAX_CHUNK = 512
 """Pairs consumed in one pass: bounds the memory of a long prompt."""
 
 
-class HeadCache:
-    """Keys and values of one request, by position; grows."""
+class ChainDrafting(Protocol):
+    """Reads new pairs and drafts a greedy chain: in torch, or in one native call."""
 
-    def __init__(self) -> None:
-        self._keys = torch.empty(0, 0, 0)
-        self._values = torch.empty(0, 0, 0)
+    def draft(
+        self,
+        cache: HeadCache,
+        newest_1H: Tensor,
+        features_RH: Tensor,
+        token_ids: Sequence[int],
+        *,
+        start: int,
+        num_drafts: int,
+        min_probability: float,
+    ) -> tuple[int, ...]:
+        """Cache R pairs at positions from ``start`` on, then a chain of at most ``num_drafts``.
 
-    def write(self, start: int, key_RKD: Tensor, value_RKD: Tensor) -> tuple[Tensor, Tensor]:
-        """Put rows at positions from ``start`` on; returns keys and values up to them [K, S, D]."""
-        end = start + len(key_RKD)
-        if end > self._keys.shape[1]:
-            self._keys = _grown(self._keys, start, end, key_RKD)
-            self._values = _grown(self._values, start, end, value_RKD)
-        self._keys[:, start:end] = key_RKD.transpose(0, 1)
-        self._values[:, start:end] = value_RKD.transpose(0, 1)
-        return self._keys[:, :end], self._values[:, :end]
+        ``newest_1H`` is read where there are no new pairs and written where there are: the layer's
+        output for the newest pair. The chain ends early where its probability falls below
+        ``min_probability``.
+        """
+        ...
 
 
 @dataclass(slots=True)
 class _Context:
     """What the head has read of one request."""
 
-    cache: HeadCache = field(default_factory=HeadCache)
-    token_ids: list[int] = field(default_factory=list)
-    """Tokens of the consumed pairs: pair t holds token t + 1."""
-    newest: Tensor | None = None
+    cache: HeadCache
+    newest: Tensor
     """[1, H]: the layer's output for the newest pair."""
+    num_pairs: int = 0
+    """Pair t holds the feature of position t and token t + 1."""
+    newest_token: int = -1
 
 
 class Eagle3Drafter:
     """Implements ``engine.interfaces.NeuralDrafter`` with one EAGLE-3 head."""
 
-    def __init__(self, head: Eagle3Head, shape: ChainShape | TreeShape) -> None:
+    def __init__(
+        self, head: Eagle3Head, shape: ChainShape | TreeShape, chain: ChainDrafting | None = None
+    ) -> None:
         self._head, self._shape = head, shape
+        self._chain = chain or TorchChain(head)
         self._contexts: dict[str, _Context] = {}
 
     def forget(self, request_id: str) -> None:
@@ -77,54 +89,99 @@ class Eagle3Drafter:
         if view.max_draft_tokens < 1:
             return Draft()
         self._head.reserve_positions(len(view.token_ids) + view.max_draft_tokens)
+        if view.request_id not in self._contexts:
+            self._contexts[view.request_id] = self._new_context()
+        context = self._contexts[view.request_id]
         with torch.inference_mode():
-            context = self._contexts.setdefault(view.request_id, _Context())
-            self._consume(context, view)
-            candidates = self._candidates(context, view.max_draft_tokens)
+            if isinstance(self._shape, TreeShape):
+                self._advance(context, view)
+                shape = replace(self._shape, depth=min(self._shape.depth, view.max_draft_tokens))
+                candidates = _TreeRun(self._head, context, shape).candidates()
+            else:
+                num_drafts = min(self._shape.num_tokens, view.max_draft_tokens)
+                chain = self._advance(context, view, num_drafts, self._shape.min_probability)
+                candidates = (chain,) if chain else ()
         return Draft(source="neural", candidates=candidates) if candidates else Draft()
 
-    def _consume(self, context: _Context, view: SequenceView) -> None:
-        """Read all pairs of verified features and tokens that are not in the cache yet."""
-        known, length = len(context.token_ids), len(view.token_ids) - 1
-        features = view.features
+    def _new_context(self) -> _Context:
+        layer, dtype = self._head.config.layer, self._head.dtype
+        return _Context(
+            cache=HeadCache(layer.num_kv_heads, layer.head_dim, dtype),
+            newest=torch.empty(1, layer.hidden_size, dtype=dtype),
+        )
+
+    def _advance(
+        self,
+        context: _Context,
+        view: SequenceView,
+        num_drafts: int = 0,
+        min_probability: float = 0.0,
+    ) -> tuple[int, ...]:
+        """Read all pairs of verified features and tokens that are not in the cache yet, draft."""
+        length, features = len(view.token_ids) - 1, view.features
         assert features is not None, "the verifier's pass projects features for this drafter"
         assert len(features) == length, "one feature for every position before the pending token"
-        assert list(view.token_ids[1 : known + 1]) == context.token_ids, (
+        known = context.num_pairs
+        assert known <= length, "a request's tokens only grow"
+        assert not known or view.token_ids[known] == context.newest_token, (
             "a request's tokens only grow"
         )
-        for start in range(known, length, MAX_CHUNK):
-            end = min(start + MAX_CHUNK, length)
-            token_ids = list(view.token_ids[start + 1 : end + 1])
-            rows_RH = features[start:end].to(self._head.dtype)
-            context.newest = self._run(context, rows_RH, token_ids, start)
-            context.token_ids += token_ids
-
-    def _candidates(self, context: _Context, max_tokens: int) -> tuple[tuple[int, ...], ...]:
-        if isinstance(self._shape, ChainShape):
-            chain = self._chain(context, self._shape, min(self._shape.num_tokens, max_tokens))
-            return (chain,) if chain else ()
-        shape = replace(self._shape, depth=min(self._shape.depth, max_tokens))
-        return _TreeRun(self._head, context, shape).candidates()
-
-    def _chain(self, context: _Context, shape: ChainShape, num_tokens: int) -> tuple[int, ...]:
-        head, hidden_1H = self._head, context.newest
-        assert hidden_1H is not None
-        tokens: list[int] = []
-        probability = 1.0
+        context.newest_token = view.token_ids[length]
         while True:
-            if shape.min_probability > 0.0:
-                probability *= float(head.logits(hidden_1H).softmax(-1).amax())
-            if probability < shape.min_probability:
-                return tuple(tokens)
-            tokens.append(int(head.likeliest(hidden_1H)))
-            if len(tokens) == num_tokens:
-                return tuple(tokens)
-            position = len(context.token_ids) + len(tokens) - 1
-            features_1H = head.next_features(hidden_1H)
-            hidden_1H = self._run(context, features_1H, tokens[-1:], position)
+            start = context.num_pairs
+            end = context.num_pairs = min(start + MAX_CHUNK, length)
+            drafted = self._chain.draft(
+                context.cache,
+                context.newest,
+                features[start:end].to(self._head.dtype),
+                view.token_ids[start + 1 : end + 1],
+                start=start,
+                num_drafts=num_drafts if end == length else 0,
+                min_probability=min_probability,
+            )
+            if end == length:
+                return drafted
+
+
+class TorchChain:
+    """Implements ``ChainDrafting`` on any device and in any precision."""
+
+    def __init__(self, head: Eagle3Head) -> None:
+        self._head = head
+
+    def draft(
+        self,
+        cache: HeadCache,
+        newest_1H: Tensor,
+        features_RH: Tensor,
+        token_ids: Sequence[int],
+        *,
+        start: int,
+        num_drafts: int,
+        min_probability: float,
+    ) -> tuple[int, ...]:
+        """As the protocol says."""
+        if token_ids:
+            newest_1H.copy_(self._run(cache, features_RH, token_ids, start))
+        head, hidden_1H = self._head, newest_1H
+        position = start + len(token_ids)
+        drafted: list[int] = []
+        probability = 1.0
+        while len(drafted) < num_drafts:
+            if drafted:
+                features_1H = head.next_features(hidden_1H)
+                hidden_1H = self._run(cache, features_1H, drafted[-1:], position)
+                position += 1
+            logits_1V = head.logits(hidden_1H)
+            if min_probability > 0.0:
+                probability *= float(logits_1V.softmax(-1).amax())
+            if probability < min_probability:
+                break
+            drafted.append(int(head.vocabulary.to_target(logits_1V.argmax(-1))))
+        return tuple(drafted)
 
     def _run(
-        self, context: _Context, features_RH: Tensor, token_ids: list[int], start: int
+        self, cache: HeadCache, features_RH: Tensor, token_ids: Sequence[int], start: int
     ) -> Tensor:
         """[1, H]: cache the pairs of consecutive positions, output of the last of them.
 
@@ -132,11 +189,13 @@ class Eagle3Drafter:
         """
 
         def attend(query_RQD: Tensor, key_RKD: Tensor, value_RKD: Tensor) -> Tensor:
-            keys, values = context.cache.write(start, key_RKD, value_RKD)
+            keys, values = cache.write(start, key_RKD, value_RKD)
             return grouped_attention(query_RQD[-1:], keys, values)
 
         positions = torch.arange(start, start + len(token_ids))
-        output_1H: Tensor = self._head(features_RH, torch.tensor(token_ids), positions, attend)
+        output_1H: Tensor = self._head(
+            features_RH, torch.tensor(token_ids), positions, attend, answered=slice(-1, None)
+        )
         return output_1H
 
 
@@ -144,9 +203,8 @@ class _TreeRun:
     """One tree: its rows lie in the cache behind the consumed pairs, in the order they were run."""
 
     def __init__(self, head: Eagle3Head, context: _Context, shape: TreeShape) -> None:
-        assert context.newest is not None
         self._head, self._cache, self._shape = head, context.cache, shape
-        self._length = len(context.token_ids)
+        self._length = context.num_pairs
         self._root_1H = context.newest
         self._hidden_RH = context.newest[:0]
         self._children = partial(
@@ -182,12 +240,3 @@ class _TreeRun:
         else:
             parents_RH = self._hidden_RH[[path[-2] for path in level.paths]]
         return self._head.next_features(parents_RH)
-
-
-def _grown(buffer: Tensor, kept: int, needed: int, rows_RKD: Tensor) -> Tensor:
-    """A larger buffer with the first ``kept`` positions of the old one."""
-    _, num_heads, dim = rows_RKD.shape
-    grown = rows_RKD.new_empty(num_heads, max(2 * needed, 256), dim)
-    if kept:
-        grown[:, :kept] = buffer[:, :kept]
-    return grown

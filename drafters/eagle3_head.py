@@ -10,8 +10,8 @@ t + 2, and in place of a verifier's feature it is the feature of position t + 1:
 
 Which keys a row sees is the caller's: drafting has a cache, training has diagonal keys.
 
-Legend: R rows, H hidden, S keys, Q query heads, K kv heads, G query heads per kv head, D head_dim,
-T taps, V draft vocabulary, N the verifier's hidden size.
+Legend: R rows, A answered rows, H hidden, S keys, Q query heads, K kv heads, G query heads per kv
+head, D head_dim, T taps, V draft vocabulary, N the verifier's hidden size.
 """
 
 from __future__ import annotations
@@ -29,13 +29,17 @@ from engine.features import FeatureProjection
 from engine.models.decoder import GatedMLP
 from engine.models.layers import Embedding, Linear, RMSNorm, Rotary, wide_dtype
 from engine.models.packed import pack_linears
-from engine.native.parts import can_nativize, native_parts
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""(query [R, Q, D], key [R, K, D], value [R, K, D]) of the new rows to their output [R, Q, D], or
-to that of the last few rows: the layer then gives those alone. There is one layer, so nothing needs
-the outputs of pairs that are only there to be attended to.
+"""(query [R, Q, D], key [R, K, D], value [R, K, D]) of the new rows to the output [A, Q, D] of the
+rows that are answered. There is one layer, so nothing needs the outputs of pairs that are only
+there to be attended to.
 """
+
+Answered = slice | Tensor
+"""Rows whose output is wanted: a slice, or indices."""
+
+ALL_ROWS = slice(None)
 
 _FIRST_POSITIONS = 2048
 """Positions that the rotary table holds before anything longer is reserved."""
@@ -101,8 +105,9 @@ class Eagle3Layer(nn.Module):
         features_RH: Tensor,
         turn: Callable[[Tensor], Tensor],
         attend: Attend,
+        answered: Answered,
     ) -> Tensor:
-        """[R, H], [R, H] -> [rows that ``attend`` answers for, H].
+        """[R, H], [R, H] -> [A, H].
 
         ``turn`` applies the rotary embedding to [R, heads, D].
         """
@@ -111,15 +116,14 @@ class Eagle3Layer(nn.Module):
         joined = torch.cat((self.input_norm(embedded_RH), normed_RH), dim=-1)
         qkv = self.qkv(joined).view(len(joined), -1, self.head_dim)
         query_key = turn(qkv.narrow(1, 0, self.num_heads + self.num_kv_heads))
-        output_RQD = attend(
+        output_AQD = attend(
             query_key.narrow(1, 0, self.num_heads),
             query_key.narrow(1, self.num_heads, self.num_kv_heads),
             qkv.narrow(1, self.num_heads + self.num_kv_heads, self.num_kv_heads),
         )
-        rows = len(output_RQD)
-        middle_RH: Tensor = residual_RH[-rows:] + self.o(output_RQD.reshape(rows, -1))
-        output_RH: Tensor = middle_RH + self.mlp(middle_RH)
-        return output_RH
+        middle_AH: Tensor = residual_RH[answered] + self.o(output_AQD.flatten(1))
+        output_AH: Tensor = middle_AH + self.mlp(middle_AH)
+        return output_AH
 
 
 class Eagle3Head(nn.Module):
@@ -149,16 +153,18 @@ class Eagle3Head(nn.Module):
             hidden, config.draft_vocab_size, dtype=dtype, device=device
         )
         self.rotary = Rotary(layer, max_model_len=_FIRST_POSITIONS, dtype=dtype)
-        self._fused_top: nn.Module | None = None
-        """Norm, vocabulary head and arg-max in one native kernel, where there is one."""
 
     def forward(
-        self, features_RH: Tensor, token_ids_R: Tensor, positions_R: Tensor, attend: Attend
+        self,
+        features_RH: Tensor,
+        token_ids_R: Tensor,
+        positions_R: Tensor,
+        attend: Attend,
+        answered: Answered = ALL_ROWS,
     ) -> Tensor:
-        """Row r pairs the feature of position ``positions_R[r]`` with the *next* token.
+        """[A, H]: the layer's output at the rows that ``attend`` answers for.
 
-        Returns [R, H], or [n, H] where ``attend`` answers for the last n rows only.
-
+        Row r pairs the feature of position ``positions_R[r]`` with the *next* token.
         ``reserve_positions`` must cover every position.
         """
 
@@ -166,8 +172,10 @@ class Eagle3Head(nn.Module):
             turned: Tensor = self.rotary(heads, positions_R)
             return turned
 
-        output_RH: Tensor = self.midlayer(self.embed(token_ids_R), features_RH, turn, attend)
-        return output_RH
+        output_AH: Tensor = self.midlayer(
+            self.embed(token_ids_R), features_RH, turn, attend, answered
+        )
+        return output_AH
 
     def logits(self, hidden_RH: Tensor) -> Tensor:
         """[R, H] -> [R, V] over the draft vocabulary, in fp32 (fp64 for fp64)."""
@@ -175,14 +183,6 @@ class Eagle3Head(nn.Module):
             hidden_RH = self.norm(hidden_RH)
         logits_RV: Tensor = self.lm_head(hidden_RH)
         return logits_RV.to(wide_dtype(self.dtype))
-
-    def likeliest(self, hidden_RH: Tensor) -> Tensor:
-        """[R] int64: the verifier's id of the likeliest token."""
-        if self._fused_top is not None and self.config.norm_before_logits:
-            draft_ids_R = self._fused_top(hidden_RH).ids
-        else:
-            draft_ids_R = self.logits(hidden_RH).argmax(-1)
-        return self.vocabulary.to_target(draft_ids_R)
 
     def next_features(self, hidden_RH: Tensor) -> Tensor:
         """[R, H]: what stands in for the verifier's feature of the next position."""
@@ -207,20 +207,26 @@ class Eagle3Head(nn.Module):
             else:
                 nn.init.normal_(parameter, std=std, generator=generator)
 
+    @torch.no_grad()
+    def adopt(self, other: Eagle3Head) -> None:
+        """Take another head's weights; tokens that only this one drafts keep their rows."""
+        theirs = dict(other.named_parameters())
+        known_D = other.vocabulary.draft_ids[self.vocabulary.target_ids]
+        for name, parameter in self.named_parameters():
+            if name == "lm_head.weight":
+                parameter[known_D >= 0] = theirs[name][known_D[known_D >= 0]]
+            else:
+                parameter.copy_(theirs[name])
+
     def unfreeze(self) -> None:
         """Let gradients reach everything but the embedding, which no project trains."""
         self.requires_grad_(requires_grad=True)
         self.embed.requires_grad_(requires_grad=False)
 
     def prepare_for_inference(self) -> None:
-        """Freeze, and take the fastest kernels for single rows; it cannot be saved afterwards."""
+        """Freeze, and pack the linear layers; it cannot be saved afterwards."""
         self.requires_grad_(requires_grad=False)
         self.eval()
-        mlp, head = self.midlayer.mlp, self.lm_head
-        if can_nativize(self.config.layer.hidden_size, self.dtype):
-            assert isinstance(mlp, GatedMLP)
-            assert isinstance(head, Linear)
-            self.midlayer.mlp, self._fused_top = native_parts(mlp, self.norm, head, self.dtype)
         pack_linears(self)
 
     def projection(self, dtype: torch.dtype) -> FeatureProjection:

@@ -13,6 +13,7 @@ import torch
 from drafters.draft_tree import ChainShape, TreeShape
 from drafters.eagle3 import Eagle3Drafter
 from drafters.eagle3_checkpoint import PICKLE_NAME, load_eagle3, load_eagle3_projection
+from drafters.eagle3_native import NativeEagle3, can_nativize
 from drafters.pretrained import shipped_drafter
 from drafters.shared_embedding import with_embedding
 from drafters.small_model import DraftSettings, Verifier, load_small_model
@@ -56,8 +57,9 @@ def load_drafter(config: EngineConfig) -> NeuralDrafter:
     match config.speculation.drafter:
         case "eagle3":
             head = load_eagle3(_directory(config), verifier, dtype=getattr(torch, config.dtype))
+            chain = NativeEagle3(head) if can_nativize(head) else None
             head.prepare_for_inference()
-            return Eagle3Drafter(head, _shape(config))
+            return Eagle3Drafter(head, _shape(config), chain)
         case "small_model":
             source = str(with_embedding(_directory(config), verifier))
             return load_small_model(source, _settings(config), verifier=_verifier(verifier))

@@ -1,4 +1,4 @@
-"""What neural drafters learn from: prompts of two kinds and the verifier's own answers to them."""
+"""What neural drafters learn from: prompts of three kinds and the verifier's own answers."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from drafters.training.loop import TrainingData
 from engine.engine import SpeculativeEngine
 from launch.bench.workloads import ChatTokenizer
 from launch.data.copy_diversity import copy_diversity
+from launch.data.python_functions import python_function_prompts
 from launch.data.sharegpt import sharegpt_prompts
 
 
@@ -27,8 +28,10 @@ class DataConfig:
     """First turns of ShareGPT conversations."""
     num_copy_diverse: int = 1_000
     """CopyDiversity prompts: answers that copy."""
+    num_python: int = 1_000
+    """Functions of Python's standard library to complete."""
     max_prompt_tokens: int = 512
-    """Longer ShareGPT prompts are left out."""
+    """Longer ShareGPT and Python prompts are left out."""
     max_tokens: int = 192
     """Longest answer."""
     validation_share: float = 0.05
@@ -36,7 +39,8 @@ class DataConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if min(self.num_sharegpt, self.num_copy_diverse) < 0 or self.num_prompts < 2:
+        kinds = (self.num_sharegpt, self.num_copy_diverse, self.num_python)
+        if min(kinds) < 0 or sum(kinds) < 2:
             raise ValueError("at least two training prompts are needed, and no negative number.")
         for name in ("max_prompt_tokens", "max_tokens"):
             if getattr(self, name) < 1:
@@ -45,11 +49,6 @@ class DataConfig:
             raise ValueError(
                 f"validation_share must be between 0 and 1, not {self.validation_share}."
             )
-
-    @property
-    def num_prompts(self) -> int:
-        """Prompts of both kinds."""
-        return self.num_sharegpt + self.num_copy_diverse
 
 
 def training_prompts(config: DataConfig, tokenizer: ChatTokenizer) -> list[tuple[int, ...]]:
@@ -60,14 +59,18 @@ def training_prompts(config: DataConfig, tokenizer: ChatTokenizer) -> list[tuple
     """
     copying = copy_diversity(config.num_copy_diverse, seed=config.seed)
     found = [tuple(tokenizer.chat(prompt.messages)) for prompt in copying]
-    if config.num_sharegpt:
-        asked = sharegpt_prompts(
-            tokenizer,
-            num_prompts=config.num_sharegpt,
-            max_prompt_tokens=config.max_prompt_tokens,
-            seed=config.seed,
-        )
-        found += [prompt.token_ids for prompt in asked]
+    for read, number in (
+        (sharegpt_prompts, config.num_sharegpt),
+        (python_function_prompts, config.num_python),
+    ):
+        if number:
+            prompts = read(
+                tokenizer,
+                num_prompts=number,
+                max_prompt_tokens=config.max_prompt_tokens,
+                seed=config.seed,
+            )
+            found += [prompt.token_ids for prompt in prompts]
     return list(dict.fromkeys(found))
 
 

@@ -39,8 +39,10 @@ class DrafterFlags:
     """First turns of ShareGPT conversations to train on."""
     copy_diverse: int = 1_000
     """CopyDiversity prompts to train on."""
+    python: int = 1_000
+    """Functions of Python's standard library to train on."""
     max_prompt_tokens: int = 512
-    """Longer ShareGPT prompts are left out."""
+    """Longer ShareGPT and Python prompts are left out."""
     max_tokens: int = 192
     """Longest answer in tokens."""
     epochs: int = 2
@@ -86,6 +88,7 @@ def data_config(flags: DrafterFlags) -> DataConfig:
     return DataConfig(
         num_sharegpt=flags.sharegpt,
         num_copy_diverse=flags.copy_diverse,
+        num_python=flags.python,
         max_prompt_tokens=flags.max_prompt_tokens,
         max_tokens=flags.max_tokens,
         seed=flags.seed,

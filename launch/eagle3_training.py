@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from drafters.eagle3_checkpoint import save_eagle3
+from drafters.eagle3_checkpoint import load_eagle3, save_eagle3
 from drafters.eagle3_config import Eagle3Config, default_taps
 from drafters.eagle3_head import Eagle3Head
 from drafters.training.batches import derived_generator
@@ -23,8 +23,9 @@ from drafters.training.frozen_verifier import RememberingVerifier
 from drafters.training.loop import TrainingData, TrainingResult, train
 from drafters.vocabulary import DraftVocabulary
 from engine.config import EngineConfig
+from engine.models.config import ModelConfig
 from engine.models.decoder import Decoder
-from engine.weights import load_model
+from engine.weights import load_model, read_model_config, resolve_model
 from launch.drafter_data import DataConfig, token_counts
 from parallel.data_parallel import DataParallel
 from parallel.mesh import Mesh
@@ -41,6 +42,8 @@ class Eagle3Run:
     head: Eagle3Training = field(default_factory=Eagle3Training)
     draft_vocab_size: int = 6_144
     """Most frequent generated tokens that the head can propose."""
+    start: str | None = None
+    """Directory of a head to go on from; by default a fresh one starts from the verifier."""
 
     def __post_init__(self) -> None:
         if self.draft_vocab_size < 1:
@@ -73,21 +76,46 @@ def new_head(run: Eagle3Run, model: Decoder, data: TrainingData) -> Eagle3Head:
     verifier = model.config
     size = min(run.draft_vocab_size, verifier.vocab_size)
     counts = token_counts(data.training, verifier.vocab_size)
-    config = Eagle3Config(
-        layer=replace(verifier, num_layers=1, tie_word_embeddings=False),
-        draft_vocab_size=size,
-        target_hidden_size=verifier.hidden_size,
-        taps=default_taps(verifier.num_layers),
-    )
     head = Eagle3Head(
-        config,
+        _config(verifier, size),
         DraftVocabulary.most_frequent(counts, size),
         dtype=torch.float32,
         device=torch.device("cpu"),
     )
     generator = derived_generator(run.training.seed, "initial weights")
     initialise_from_verifier(head, model, verifier.num_layers - 1, generator)
+    start = load_start(run)
+    if start is not None:
+        head.adopt(start)
     return head
+
+
+def load_start(run: Eagle3Run) -> Eagle3Head | None:
+    """The head to go on from, or None; called early too, to refuse a wrong one before any work.
+
+    Raises:
+        ValueError: it is no head, or none of the verifier's shape; one sentence.
+    """
+    if run.start is None:
+        return None
+    verifier = resolve_model(run.engine.model)
+    start = load_eagle3(Path(run.start), verifier, dtype=torch.float32)
+    expected = _config(read_model_config(verifier), start.vocabulary.size)
+    if start.config != expected:
+        raise ValueError(
+            f"--start {run.start} holds a head of another shape than the one to be trained, "
+            "which has the verifier's width and reads its default taps."
+        )
+    return start
+
+
+def _config(verifier: ModelConfig, draft_vocab_size: int) -> Eagle3Config:
+    return Eagle3Config(
+        layer=replace(verifier, num_layers=1, tie_word_embeddings=False, eos_token_ids=()),
+        draft_vocab_size=draft_vocab_size,
+        target_hidden_size=verifier.hidden_size,
+        taps=default_taps(verifier.num_layers),
+    )
 
 
 def write_head(

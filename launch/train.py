@@ -30,7 +30,7 @@ from launch.drafter_run import (
     training_ranks,
     verifier_config,
 )
-from launch.eagle3_training import Eagle3Run, train_head, write_head
+from launch.eagle3_training import Eagle3Run, load_start, train_head, write_head
 from launch.probe_report import write_probe
 from launch.probe_training import ProbeRun, ProbeTrainer, output_directory
 from launch.provenance import provenance
@@ -130,6 +130,8 @@ class Eagle3Flags(DrafterFlags):
     """Most frequent generated tokens that the head can propose."""
     unroll: int = 5
     """Drafts per chain in training (training-time test)."""
+    start: str | None = None
+    """Directory of a head to go on from; by default a fresh one starts from the verifier."""
 
 
 def train_eagle3(argv: Sequence[str]) -> None:
@@ -143,7 +145,9 @@ def train_eagle3(argv: Sequence[str]) -> None:
             data=data_config(flags),
             head=Eagle3Training(num_steps=flags.unroll),
             draft_vocab_size=flags.draft_vocab_size,
+            start=flags.start,
         )
+        load_start(run)
         folder = output_directory(flags.out)
     origin = provenance(run)
     with training_ranks() as ranks, user_errors(prog, speaks=ranks.is_first):

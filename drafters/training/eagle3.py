@@ -1,16 +1,17 @@
 """Training of an EAGLE-3 head: training-time test against the verifier's own distribution.
 
-EAGLE-3 (arXiv 2503.01840, section 3.2). A chain of ``num_steps`` drafts is unrolled at every
-position at once: step j pairs the feature of column t with token t + 1 + j and predicts token
-t + 2 + j. The features of step 0 are the verifier's, later ones the head's own outputs; tokens are
-the true ones. A row of step j sees the keys of step 0 up to its column, and of steps 1 to j only
-its own column's, which is what it will find in its cache at run time.
+EAGLE-3 (arXiv 2503.01840, section 3.2): chains of ``num_steps`` drafts, unrolled from every
+position at once (``drafters.training.eagle3_chains``). Tokens are the verifier's own; step j of the
+chain at column t predicts token t + 2 + j.
 
-The loss counts where the pending token (t + 1) and the predicted one were both generated and the
-draft vocabulary has the predicted one. Both ends of that mask move with the step; the public codes
-move neither or one of them (SpecForge issue 885).
+Unlike the published training, a chain ends where its draft is not the verifier's token: what comes
+behind a rejected draft is never looked at when decoding. The steps' losses are sums over the live
+chains, divided by all chains, so each step weighs as often as it is reached.
 
-Legend: B sequences, T columns, H hidden, Q query heads, K kv heads, D head_dim, V draft vocabulary.
+A chain starts where the pending token (t + 1) was generated, and a step counts where the predicted
+one was; the public codes move neither or one end of that mask with the steps (SpecForge issue 885).
+
+Legend: B sequences, T columns, R = B·T rows, H hidden, L live chains, V draft vocabulary.
 """
 
 from __future__ import annotations
@@ -22,17 +23,17 @@ from torch import Tensor, nn
 
 from drafters.eagle3_head import Eagle3Head
 from drafters.training.batches import Batch
+from drafters.training.eagle3_chains import DraftChains
 from drafters.training.frozen_verifier import FrozenVerifier, VerifierStates
 from drafters.training.losses import (
-    expected_accepted_length,
     masked_mean,
     shift_targets,
+    stepped_acceptance,
     training_time_test_weights,
     weighted_total,
 )
 from drafters.training.task import ACCEPTANCE, LossAndMetrics
 from engine.models.decoder import Decoder
-from engine.models.layers import wide_dtype
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,8 +42,8 @@ class Eagle3Training:
 
     num_steps: int = 5
     """Unrolled drafts: the length of the chain that the head learns to survive."""
-    decay: float = 0.8
-    """Weight of each further step's loss."""
+    decay: float = 1.0
+    """Weight of each further step's loss; 0.8 where no chain is given up, as published."""
 
     def __post_init__(self) -> None:
         training_time_test_weights(self.num_steps, self.decay)
@@ -65,24 +66,35 @@ class Eagle3Task:
         return self.head
 
     def loss(self, batch: Batch, generator: torch.Generator) -> LossAndMetrics:
-        """Σ decay^j · cross-entropy of step j, and the expected accepted length of a chain."""
+        """Σ decay^j · cross-entropy of step j, and the accepted length of chains when decoding."""
         del generator
-        states = self._verifier.states(batch.token_ids, self.head.config.taps)
-        columns, teacher = _Columns(self.head, batch), self._teacher(batch, states)
-        features = self.head.fc(states.taps.flatten(0, 1).to(self.head.fc.weight.dtype))
-        losses, agreements, masks = [], [], []
+        head = self.head
+        states = self._verifier.states(batch.token_ids, head.config.taps)
+        teacher = self._teacher(batch, states)
+        starts_BT = self._mask(batch, 0)
+        chains = DraftChains(head, batch, starts_BT.flatten().nonzero()[:, 0])
+        accepted_R = torch.zeros(starts_BT.numel(), dtype=torch.int64)
+        hidden_LH = chains.first(head.fc(states.taps.flatten(0, 1).to(head.fc.weight.dtype)))
+        losses = []
         for step in range(len(self._weights)):
-            hidden_RH = columns.run(features, step)
-            mask = self._mask(batch, step).flatten()
-            log_q = self.head.logits(hidden_RH[mask]).log_softmax(-1)
-            losses.append(teacher.cross_entropy(log_q, mask, step))
-            agreements.append(teacher.agreement(log_q, mask, step))
-            masks.append(mask)
-            features = self.head.next_features(hidden_RH)
-        accepted = expected_accepted_length(torch.stack(agreements), torch.stack(masks))
-        first = float(masked_mean(agreements[0].float(), masks[0]))
-        metrics = {ACCEPTANCE: accepted, "first_agreement": first}
-        return weighted_total(losses, self._weights), metrics
+            log_q_LV = head.logits(hidden_LH).log_softmax(-1)
+            wanted_L = chains.moved(step + 2)[chains.rows_L]
+            losses.append(teacher.cross_entropy(log_q_LV, wanted_L, chains.rows_L + step + 1))
+            agree_L = log_q_LV.argmax(-1) == self._draft_ids[wanted_L]
+            accepted_R[chains.rows_L[agree_L]] += 1
+            if step + 1 < len(self._weights):
+                live_L = agree_L & self._mask(batch, step + 1).flatten()[chains.rows_L]
+                if not live_L.any():
+                    break
+                chains.keep(live_L)
+                hidden_LH = chains.next(head.next_features(hidden_LH[live_L]))
+        accepted_BT = accepted_R.view_as(starts_BT)
+        metrics = {
+            ACCEPTANCE: stepped_acceptance(accepted_BT, starts_BT),
+            "first_agreement": float(masked_mean((accepted_BT > 0).float(), starts_BT)),
+        }
+        total = weighted_total(losses, self._weights[: len(losses)])
+        return total / max(1, int(starts_BT.sum())), metrics
 
     def _mask(self, batch: Batch, step: int) -> Tensor:
         """[B, T]: pending and predicted token were generated."""
@@ -90,15 +102,17 @@ class Eagle3Task:
 
     @torch.no_grad()
     def _teacher(self, batch: Batch, states: VerifierStates) -> _Teacher:
-        """The verifier's distributions, once for all steps."""
+        """The verifier's distributions, once for all steps.
+
+        Over the draft vocabulary: the softmax of those logits alone is the softmax of all of them,
+        renormalised.
+        """
         wanted_BT = shift_targets(batch.generated, 1)
         target_ids = self.head.vocabulary.target_ids
         probs_LV = self._verifier.logits(states.final[wanted_BT], target_ids).softmax(-1)
         row_of = torch.full(wanted_BT.shape, -1)
         row_of[wanted_BT] = torch.arange(len(probs_LV))
-        return _Teacher(
-            probs=probs_LV, row_of=row_of, token_ids=batch.token_ids, draft_ids=self._draft_ids
-        )
+        return _Teacher(probs=probs_LV, row_of=row_of.flatten(), draft_ids=self._draft_ids)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -106,74 +120,17 @@ class _Teacher:
     """What the verifier says behind every generated token, over the draft vocabulary."""
 
     probs: Tensor
-    """[L, V]."""
+    """[generated tokens, V]."""
     row_of: Tensor
-    """[B, T]: the row of ``probs`` behind a position, -1 where there is none."""
-    token_ids: Tensor
+    """[B·T]: the row of ``probs`` behind a position, -1 where there is none."""
     draft_ids: Tensor
     """[vocabulary] draft id of each token, -1 where there is none."""
 
-    def cross_entropy(self, log_q_LV: Tensor, mask_R: Tensor, step: int) -> Tensor:
-        """Mean over the mask's rows whose token can be drafted; column t predicts behind t+1+j."""
-        rows_L = _moved(self.row_of, step + 1).flatten()[mask_R]
-        taught_L = self._drafted_ids(mask_R, step) >= 0
-        probs = self.probs[rows_L[taught_L]].to(log_q_LV.dtype)
-        return -(probs * log_q_LV[taught_L]).sum() / max(1, len(probs))
-
-    @torch.no_grad()
-    def agreement(self, log_q_LV: Tensor, mask_R: Tensor, step: int) -> Tensor:
-        """[R] bool: the drafted token is the verifier's; False outside the mask."""
-        agree_R = torch.zeros_like(mask_R)
-        agree_R[mask_R] = log_q_LV.argmax(-1) == self._drafted_ids(mask_R, step)
-        return agree_R
-
-    def _drafted_ids(self, mask_R: Tensor, step: int) -> Tensor:
-        """[L]: the draft id of the token that each row predicts."""
-        return self.draft_ids[_moved(self.token_ids, step + 2).flatten()[mask_R]]
-
-
-class _Columns:
-    """The unrolled passes over one batch; keeps every step's keys and values."""
-
-    def __init__(self, head: Eagle3Head, batch: Batch) -> None:
-        self._head, self._batch = head, batch
-        self._shape = batch.token_ids.shape
-        self._keys: list[Tensor] = []
-        self._values: list[Tensor] = []
-        length = self._shape[1]
-        head.reserve_positions(length + 64)
-        self._future = torch.full((length, length), -torch.inf).triu(1)
-
-    def run(self, features_RH: Tensor, step: int) -> Tensor:
-        """[B·T, H]: the layer's output at every column."""
-        batch, length = self._shape
-        token_ids = _moved(self._batch.token_ids, step + 1).flatten()
-        positions = torch.arange(step, length + step).repeat(batch)
-        output: Tensor = self._head(features_RH, token_ids, positions, self._attend)
-        return output
-
-    def _attend(self, query_RQD: Tensor, key_RKD: Tensor, value_RKD: Tensor) -> Tensor:
-        """Step 0's keys causally, later steps' keys of the own column only."""
-        query = self._heads(query_RQD)
-        self._keys.append(self._heads(key_RKD))
-        self._values.append(self._heads(value_RKD))
-        group = query.shape[1] // self._keys[0].shape[1]
-        keys = [key.repeat_interleave(group, dim=1) for key in self._keys]
-        values = [value.repeat_interleave(group, dim=1) for value in self._values]
-        scale = query.shape[-1] ** -0.5
-        causal = query @ keys[0].transpose(2, 3) * scale + self._future.to(query.dtype)
-        own = [(query * key).sum(-1, keepdim=True) * scale for key in keys[1:]]
-        scores = torch.cat([causal, *own], dim=-1)
-        weights = scores.softmax(-1, dtype=wide_dtype(query.dtype)).to(query.dtype)
-        length = self._shape[1]
-        output = weights[..., :length] @ values[0]
-        for index, value in enumerate(values[1:]):
-            output = output + weights[..., length + index, None] * value
-        return output.transpose(1, 2).flatten(0, 1)
-
-    def _heads(self, rows: Tensor) -> Tensor:
-        """[B·T, heads, D] -> [B, heads, T, D]."""
-        return rows.view(*self._shape, *rows.shape[1:]).transpose(1, 2)
+    def cross_entropy(self, log_q_LV: Tensor, token_ids_L: Tensor, behind_L: Tensor) -> Tensor:
+        """Sum over the rows whose token can be drafted; ``behind_L`` are the tokens' own rows."""
+        taught_L = self.draft_ids[token_ids_L] >= 0
+        probs = self.probs[self.row_of[behind_L[taught_L]]].to(log_q_LV.dtype)
+        return -(probs * log_q_LV[taught_L]).sum()
 
 
 @torch.no_grad()
@@ -202,11 +159,3 @@ def initialise_from_verifier(
     ours["midlayer.o.weight"].copy_(theirs[f"{part}attention.o.weight"])
     for name in ("norm", "gate_up", "down"):
         ours[f"midlayer.mlp.{name}.weight"].copy_(theirs[f"{part}mlp.{name}.weight"])
-
-
-def _moved(values_BT: Tensor, distance: int) -> Tensor:
-    """What stands ``distance`` positions on, in place of every position; zeros beyond the end."""
-    moved = torch.zeros_like(values_BT)
-    if distance < values_BT.shape[1]:
-        moved[:, : values_BT.shape[1] - distance] = values_BT[:, distance:]
-    return moved

@@ -4,50 +4,16 @@ Softmaxes are taken in float32 whatever the logits' precision. Means run over th
 count; where none counts a mean is 0, with a gradient of 0.
 
 Legend: B sequences, T positions, N positions of any arrangement, V verifier vocabulary, D draft
-vocabulary, S draft steps (training-time test) or tokens ahead.
+vocabulary.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
-
-
-class DraftTargets(NamedTuple):
-    """The verifier's distribution as a drafter with its own vocabulary can express it."""
-
-    probs: Tensor
-    """[N, D] float32, sums to 1 over the draft vocabulary."""
-    in_vocabulary: Tensor
-    """[N] bool: the verifier's most likely token is in the draft vocabulary."""
-
-
-def restrict_targets(verifier_logits_NV: Tensor, draft_ids_D: Tensor) -> DraftTargets:
-    """The verifier's softmax, renormalised over the draft vocabulary's token ids.
-
-    EAGLE-3 (arXiv 2503.01840), in the form of its public training code: renormalised soft targets,
-    and positions whose most likely token cannot be drafted are masked. The softmax of the chosen
-    logits alone *is* the renormalised softmax.
-    """
-    probs_ND = functional.softmax(verifier_logits_NV[..., draft_ids_D].float(), dim=-1)
-    best_N = verifier_logits_NV.argmax(-1)
-    return DraftTargets(probs=probs_ND, in_vocabulary=torch.isin(best_N, draft_ids_D))
-
-
-def soft_target_cross_entropy(
-    draft_logits_ND: Tensor, target_probs_ND: Tensor, mask_N: Tensor
-) -> Tensor:
-    """-Σ p log q, averaged over the positions in the mask (EAGLE-3's loss of one step).
-
-    EAGLE-3's code averages over *all* positions, masked ones included, so its loss shrinks with
-    padding; ours does not (reference: EAGLE issue 340).
-    """
-    log_q_ND = functional.log_softmax(draft_logits_ND.float(), dim=-1)
-    return masked_mean(-(target_probs_ND * log_q_ND).sum(-1), mask_N)
 
 
 def kl_divergence(verifier_logits_NV: Tensor, draft_logits_NV: Tensor, mask_N: Tensor) -> Tensor:
@@ -105,32 +71,37 @@ def argmax_agreement(draft_logits_ND: Tensor, draft_ids_D: Tensor, token_ids_N: 
     return draft_ids_D[draft_logits_ND.argmax(-1)] == token_ids_N
 
 
-def expected_accepted_length(agree_SN: Tensor, mask_SN: Tensor) -> float:
-    """Accepted draft tokens of a greedy chain of S, estimated from teacher-forced agreement.
+def stepped_acceptance(accepted_BT: Tensor, starts_BT: Tensor) -> float:
+    """Accepted draft tokens per step of greedy decoding that goes through these answers.
 
-    Step j of a chain that starts at position n was accepted when ``agree_SN[j, n]`` and all steps
-    before agreed. Near the end of an answer the later steps of a chain are outside the mask; each
-    step's acceptance rate is therefore taken among the chains that reach it and are still in the
-    mask, and the length is Σ_j Π_{i≤j} rate_i (the product-limit estimate of Kaplan and Meier,
-    1958). When every chain is whole, this is the plain mean of the accepted lengths.
+    ``accepted_BT`` counts the drafts that a chain from a position gets accepted, ``starts_BT`` is
+    True where a chain is possible at all. A step accepts n drafts and emits n + 1 tokens, so the
+    next chain starts n + 1 positions on. The mean over *all* positions would count easy stretches
+    token by token, though decoding crosses them in few steps: it says far more.
     """
-    alive_N = torch.ones_like(mask_SN[0], dtype=torch.bool)
-    length, reached = 0.0, 1.0
-    for agree_N, mask_N in zip(agree_SN, mask_SN, strict=True):
-        asked_N = alive_N & mask_N
-        alive_N = asked_N & agree_N
-        reached *= float(alive_N.sum()) / max(1, int(asked_N.sum()))
-        length += reached
-    return length
+    steps = accepted = 0
+    for accepted_T, starts_T in zip(accepted_BT.tolist(), starts_BT, strict=True):
+        places = starts_T.nonzero()[:, 0].tolist()
+        place, end = (places[0], places[-1] + 1) if places else (0, 0)
+        while place < end:
+            steps += 1
+            accepted += accepted_T[place]
+            place += accepted_T[place] + 1
+    return accepted / max(1, steps)
 
 
-def chains_of(values_BT: Tensor, lookahead: int) -> Tensor:
-    """[S, B, T] bool: the value j positions on, for every j below ``lookahead``; False beyond.
+def accepted_lengths(agree_BT: Tensor, lookahead: int) -> Tensor:
+    """[B, T] int64: how many positions from each on agree in a row, ``lookahead`` at most.
 
-    Turns the agreement of one teacher-forced pass into the chains of ``expected_accepted_length``:
-    as long as a greedy chain is accepted it is the verifier's own text.
+    Turns the agreement of one teacher-forced pass into accepted drafts: as long as a greedy chain
+    is accepted it is the verifier's own text.
     """
-    return torch.stack([shift_targets(values_BT, step) for step in range(lookahead)])
+    lengths_BT = torch.zeros(agree_BT.shape, dtype=torch.int64)
+    run_B = lengths_BT[:, 0]
+    for place in reversed(range(agree_BT.shape[1])):
+        run_B = (run_B + 1) * agree_BT[:, place]
+        lengths_BT[:, place] = run_B
+    return lengths_BT.clamp(max=lookahead)
 
 
 def sampled_acceptance(verifier_probs_NV: Tensor, draft_probs_NV: Tensor, mask_N: Tensor) -> Tensor:

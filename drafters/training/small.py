@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from drafters.training.batches import Batch
 from drafters.training.frozen_verifier import FrozenVerifier, VerifierStates
 from drafters.training.losses import (
-    chains_of,
-    expected_accepted_length,
+    accepted_lengths,
     kl_divergence,
     masked_mean,
     shift_targets,
+    stepped_acceptance,
 )
 from drafters.training.task import ACCEPTANCE, LossAndMetrics
 from drafters.training.whole_sequences import PaddedBatch
@@ -41,7 +41,7 @@ class SmallTask:
         return self._drafter
 
     def loss(self, batch: Batch, generator: torch.Generator) -> LossAndMetrics:
-        """KL(verifier || drafter), and the expected accepted length of a chain."""
+        """KL(verifier || drafter), and the accepted length of chains when decoding."""
         del generator
         states = self._verifier.states(batch.token_ids, ())
         hidden_RH = self._drafter(batch.token_ids.flatten(), PaddedBatch(*batch.token_ids.shape))
@@ -68,9 +68,7 @@ def distillation(
     loss = kl_divergence(wanted_LV, drafted_LV, everything)
     agree_BT = torch.zeros_like(counts_BT)
     agree_BT[counts_BT] = drafted_LV.argmax(-1) == wanted_LV.argmax(-1)
-    accepted = expected_accepted_length(
-        chains_of(agree_BT, LOOKAHEAD).flatten(1), chains_of(counts_BT, LOOKAHEAD).flatten(1)
-    )
+    accepted = stepped_acceptance(accepted_lengths(agree_BT, LOOKAHEAD), counts_BT)
     first = float(masked_mean(agree_BT.float(), counts_BT))
     return loss, {ACCEPTANCE: accepted, "first_agreement": first}
 

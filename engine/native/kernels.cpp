@@ -5,6 +5,7 @@
 #endif
 
 #include "attention_block.h"
+#include "eagle3_block.h"
 #include "head_block.h"
 #include "mlp_block.h"
 
@@ -60,6 +61,14 @@ void head(const HeadArguments& arguments, int rows, int threads, const void* hid
   run_team(threads, [&](const Team& team) { block.run(team, (const T*)hidden, values, ids, runner_ups); });
 }
 
+template <class T>
+void eagle3(const Eagle3Arguments& arguments, Eagle3Call& call, Workspace& workspace) {
+  Eagle3Block<T> block(arguments, call);
+  workspace.begin(block.floats());
+  block.place(workspace);
+  run_team(call.num_threads, [&](const Team& team) { block.run(team); });
+}
+
 }  // namespace
 
 EXPORT int native_lanes() { return kLanes; }
@@ -97,6 +106,9 @@ EXPORT void native_workspace_destroy(void* workspace) { delete (Workspace*)works
   EXPORT void native_head_##suffix(const HeadArguments* arguments, int rows, int threads, const void* in,        \
                                    float* values, int64_t* ids, float* runner_ups, Workspace* workspace) {       \
     head<T>(*arguments, rows, threads, in, values, ids, runner_ups, *workspace);                                 \
+  }                                                                                                              \
+  EXPORT void native_eagle3_##suffix(const Eagle3Arguments* arguments, Eagle3Call* call, Workspace* workspace) { \
+    eagle3<T>(*arguments, *call, *workspace);                                                                    \
   }
 
 NATIVE_FUNCTIONS(f32, float)

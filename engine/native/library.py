@@ -87,6 +87,52 @@ class HeadArguments(ctypes.Structure):
     )
 
 
+class Eagle3Arguments(ctypes.Structure):
+    """``Eagle3Arguments`` of eagle3_block.h."""
+
+    _fields_ = (
+        ("hidden_size", c_int32),
+        ("num_heads", c_int32),
+        ("num_kv_heads", c_int32),
+        ("head_dim", c_int32),
+        ("rotary_stride", c_int32),
+        ("norm_before_residual", c_int32),
+        ("norm_feedback", c_int32),
+        ("epsilon", c_float),
+        ("scale", c_float),
+        ("embedding", c_void_p),
+        ("input_norm", c_void_p),
+        ("hidden_norm", c_void_p),
+        ("qkv", c_void_p),
+        ("output", c_void_p),
+        ("cosines", c_void_p),
+        ("sines", c_void_p),
+        ("target_ids", c_void_p),
+        ("mlp", c_void_p),
+        ("head", c_void_p),
+    )
+
+
+class Eagle3Call(ctypes.Structure):
+    """``Eagle3Call`` of eagle3_block.h: one draft."""
+
+    _fields_ = (
+        ("num_threads", c_int32),
+        ("num_pairs", c_int32),
+        ("num_drafts", c_int32),
+        ("min_probability", c_float),
+        ("start", c_int64),
+        ("features", c_void_p),
+        ("token_ids", c_void_p),
+        ("keys", c_void_p),
+        ("values", c_void_p),
+        ("head_stride", c_int64),
+        ("newest", c_void_p),
+        ("drafted", c_void_p),
+        ("num_drafted", c_int32),
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class KernelLibrary:
     """The functions of one dtype, and the shape of packed weights."""
@@ -95,6 +141,7 @@ class KernelLibrary:
     mlp: Any
     layers: Any
     head: Any
+    eagle3: Any
     advise_huge_pages: Any
     create_workspace: Any
     destroy_workspace: Any
@@ -121,13 +168,16 @@ def open_library(path: Path, dtype: torch.dtype) -> KernelLibrary:
             [c_void_p, c_void_p, ctypes.c_int, c_void_p, c_void_p, c_void_p],
         )
         head = _declare(library, f"native_head_{suffix}", _rows_then(5))
+        eagle3 = _declare(library, f"native_eagle3_{suffix}", [c_void_p] * 3)
         advise = _declare(library, "native_advise_huge_pages", [c_void_p, ctypes.c_size_t])
         create = _declare(library, "native_workspace_create", [], c_void_p)
         destroy = _declare(library, "native_workspace_destroy", [c_void_p])
         lanes, columns = library.native_lanes(), library.native_block_columns()
     except (OSError, AttributeError) as error:
         raise NativeBuildError(f"the compiled kernels do not load: {error}") from error
-    return KernelLibrary(attention, mlp, layers, head, advise, create, destroy, lanes, columns)
+    return KernelLibrary(
+        attention, mlp, layers, head, eagle3, advise, create, destroy, lanes, columns
+    )
 
 
 def _declare(library: Any, name: str, arguments: list[Any], result: Any = None) -> Any:

@@ -145,7 +145,7 @@ class NativeHead(nn.Module):
             norm=norm.weight.data_ptr(),
             head=self.packed.data_ptr(),
         )
-        self._address = ctypes.addressof(self._arguments)
+        self.address = ctypes.addressof(self._arguments)
 
     def forward(self, hidden_LH: Tensor) -> TopTokens:
         """[L, H] -> top values (fp32), global ids and runner-up values, [L] each."""
@@ -154,7 +154,7 @@ class NativeHead(nn.Module):
         values_L, runner_up_L = hidden_LH.new_empty((2, rows), dtype=torch.float32)
         ids_L = hidden_LH.new_empty(rows, dtype=torch.int64)
         runtime.library.head(
-            self._address,
+            self.address,
             rows,
             torch.get_num_threads(),
             hidden_LH.data_ptr(),

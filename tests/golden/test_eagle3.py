@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from drafters.draft_tree import ChainShape
-from drafters.eagle3 import Eagle3Drafter, HeadCache
+from drafters.eagle3 import Eagle3Drafter
 from drafters.eagle3_checkpoint import load_eagle3
 from drafters.eagle3_head import Eagle3Head, grouped_attention
+from drafters.head_cache import HeadCache
 from engine.records import NO_COPIES, SequenceView
 from engine.weights import read_model_config
 from tests.support.eagle3_reference import (
@@ -267,7 +268,7 @@ def test_a_cache_that_grows_keeps_what_it_held() -> None:
     """Catches a buffer that loses rows when it is replaced by a larger one."""
     generator = torch.Generator().manual_seed(0)
     rows = torch.randn(700, 2, 4, generator=generator)
-    cache, written = HeadCache(), 0
+    cache, written = HeadCache(2, 4, torch.float32), 0
     for count in (1, 5, 250, 1, 443):
         keys, values = cache.write(written, rows[written:][:count], 2 * rows[written:][:count])
         written += count

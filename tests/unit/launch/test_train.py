@@ -107,7 +107,8 @@ def test_small_training_writes_a_loadable_probe_with_report_and_plots(
 def test_small_neural_training_writes_a_drafter_that_drafts(
     part: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sizes = ["--sharegpt", "0", "--copy-diverse", "6", "--max-tokens", "10", "--epochs", "1"]
+    sizes = ["--sharegpt", "0", "--copy-diverse", "4", "--python", "2", "--max-tokens", "10"]
+    sizes += ["--epochs", "1"]
     assert main([part, "--out", str(tmp_path), *sizes, "--num-threads", "1"]) == 0
     assert "acceptance" in capsys.readouterr().out
     origin = json.loads((tmp_path / "provenance.json").read_text())
@@ -135,6 +136,7 @@ def test_small_neural_training_writes_a_drafter_that_drafts(
         (["eagle3", "--draft-vocab-size", "0"], "draft_vocab_size must be at least 1, not 0"),
         (["eagle3", "--epochs", "0"], "epochs must be an integer of at least 1, not 0"),
         (["eagle3", "--sharegpt", "-1"], "at least two training prompts are needed"),
+        (["eagle3", "--start", "nowhere"], "nowhere"),
         (["eagle3", "--unroll", "0"], "training-time test needs at least 1 step"),
         (["small", "--layers", "3", "1"], "layers must be different and ascending"),
         (["steered", "--offsets", "none"], "offsets must be one of one, random, block"),

@@ -12,12 +12,8 @@ from drafters.eagle3_config import Eagle3Config
 from drafters.eagle3_head import Eagle3Head, grouped_attention
 from drafters.training.batches import Batch, collate
 from drafters.training.capture import Transcript
-from drafters.training.eagle3 import (
-    Eagle3Task,
-    Eagle3Training,
-    _Columns,
-    initialise_from_verifier,
-)
+from drafters.training.eagle3 import Eagle3Task, Eagle3Training, initialise_from_verifier
+from drafters.training.eagle3_chains import DraftChains
 from drafters.training.frozen_verifier import FrozenVerifier, RememberingVerifier
 from drafters.vocabulary import DraftVocabulary
 from engine.models.decoder import Decoder
@@ -101,27 +97,30 @@ def chain_by_hand(
     return outputs
 
 
-def test_every_column_of_every_step_equals_the_chain_that_drafting_runs() -> None:
+def test_every_live_chain_equals_the_chain_that_drafting_runs() -> None:
+    """Two thirds of the chains are given up at each step, in unequal numbers per sequence."""
     head = new_head()
-    batch = collate(transcripts(2), (0, 1))
-    verifier = FrozenVerifier(verifier_model())
-    states = verifier.states(batch.token_ids, TAPS)
+    batch = collate(transcripts(3), (0, 1, 2))
+    length = batch.token_ids.shape[1]
+    states = FrozenVerifier(verifier_model()).states(batch.token_ids, TAPS)
     features = head.fc(states.taps.flatten(0, 1))
-    columns, found, shown = _Columns(head, batch), [], features
+    starts = torch.tensor([0, 1, 4, 5, length + 3, length + 4, 2 * length + 2, 2 * length + 6])
+    chains = DraftChains(head, batch, starts)
+    compared = 0
     with torch.no_grad():
+        hidden_LH = chains.first(features)
         for step in range(3):
-            hidden = columns.run(shown, step)
-            found.append(hidden.view(*batch.token_ids.shape, -1))
-            shown = head.next_features(hidden)
-        for row in range(2):
-            length = int(batch.lengths[row])
-            tokens = batch.token_ids[row].tolist()
-            own = features.view(*batch.token_ids.shape, -1)[row]
-            for column in range(length - 4):
-                for step, hidden in enumerate(chain_by_hand(head, own, tokens, column, 3)):
-                    torch.testing.assert_close(
-                        found[step][row, column], hidden[0], rtol=1e-9, atol=1e-9
-                    )
+            for place, hidden in zip(chains.rows_L.tolist(), hidden_LH, strict=True):
+                row, column = divmod(place, length)
+                own = features[row * length : (row + 1) * length]
+                tokens = batch.token_ids[row].tolist()
+                expected = chain_by_hand(head, own, tokens, column, step + 1)[step][0]
+                torch.testing.assert_close(hidden, expected, rtol=1e-9, atol=1e-9)
+                compared += 1
+            live_L = torch.arange(len(chains.rows_L)) % 3 != step % 3
+            chains.keep(live_L)
+            hidden_LH = chains.next(head.next_features(hidden_LH[live_L]))
+    assert compared == 8 + 5 + 3
 
 
 def test_frozen_verifier_shows_the_states_of_a_plain_pass_despite_padding() -> None:
@@ -173,7 +172,6 @@ def test_the_loss_counts_where_pending_and_predicted_tokens_were_generated(step:
     batch = collate([entry], (0,))
     task = Eagle3Task(new_head(), FrozenVerifier(verifier_model()), Eagle3Training())
     mask = task._mask(batch, step)[0]
-    assert task._weights[1] == pytest.approx(0.8)
     # The first pending token stands at 3, so the first column is 2; the last predicted one is 6.
     assert mask.nonzero()[:, 0].tolist() == list(range(2, 6 - 1 - step))
 
@@ -192,3 +190,20 @@ def test_remembered_states_equal_fresh_ones_in_other_batches() -> None:
                 torch.testing.assert_close(
                     getattr(found, name)[row, :length], getattr(expected, name)[row, :length]
                 )
+
+
+def test_a_head_adopts_another_one_token_by_token() -> None:
+    """A larger draft vocabulary: shared tokens keep what was learned, new ones start afresh."""
+    start, head = new_head(), new_head()
+    start.initialise(torch.Generator().manual_seed(9))
+    small = DraftVocabulary(target_ids=torch.tensor([3, 5, 8]), vocab_size=CONFIG.vocab_size)
+    rows = torch.randn(3, CONFIG.hidden_size, dtype=torch.float64)
+    start.vocabulary, start.lm_head.weight = small, torch.nn.Parameter(rows)
+    before = head.get_parameter("lm_head.weight").clone()
+    head.adopt(start)
+    ours, theirs = (dict(one.named_parameters()) for one in (head, start))
+    assert torch.equal(ours["midlayer.qkv.weight"], theirs["midlayer.qkv.weight"])
+    for draft, token in enumerate(head.vocabulary.target_ids.tolist()):
+        known = small.draft_ids[token]
+        expected = rows[known] if known >= 0 else before[draft]
+        assert torch.equal(ours["lm_head.weight"][draft], expected)

@@ -9,15 +9,13 @@ import torch
 from torch import Tensor
 
 from drafters.training.losses import (
+    accepted_lengths,
     argmax_agreement,
-    chains_of,
-    expected_accepted_length,
     kl_divergence,
     masked_mean,
-    restrict_targets,
     sampled_acceptance,
     shift_targets,
-    soft_target_cross_entropy,
+    stepped_acceptance,
     training_time_test_weights,
     weighted_total,
 )
@@ -33,34 +31,6 @@ def softmax(values: list[float]) -> list[float]:
     """Written out, as the reference."""
     exponentials = [math.exp(value) for value in values]
     return [value / sum(exponentials) for value in exponentials]
-
-
-def test_targets_are_the_verifiers_probabilities_renormalised() -> None:
-    verifier_NV = logits(5, 8)
-    targets = restrict_targets(verifier_NV, DRAFT_IDS)
-    for row, wanted in zip(verifier_NV.tolist(), targets.probs.tolist(), strict=True):
-        whole = softmax(row)
-        kept = [whole[index] for index in DRAFT_IDS.tolist()]
-        assert wanted == pytest.approx([value / sum(kept) for value in kept], rel=1e-5)
-
-
-def test_positions_whose_best_token_cannot_be_drafted_are_named() -> None:
-    verifier_NV = torch.zeros(3, 8)
-    verifier_NV[0, 4], verifier_NV[1, 5], verifier_NV[2, 1] = 9.0, 9.0, 9.0
-    assert restrict_targets(verifier_NV, DRAFT_IDS).in_vocabulary.tolist() == [True, False, True]
-
-
-def test_cross_entropy_is_the_sum_written_out_over_masked_positions_only() -> None:
-    """Catches a mean over all positions, which shrinks the loss with padding."""
-    draft_ND, targets = logits(4, 3), restrict_targets(logits(4, 8), DRAFT_IDS)
-    mask_N = torch.tensor([True, False, True, False])
-    wanted = 0.0
-    for position in (0, 2):
-        q = softmax(draft_ND[position].tolist())
-        p = targets.probs[position].tolist()
-        wanted -= sum(p[index] * math.log(q[index]) for index in range(3)) / 2
-    found = soft_target_cross_entropy(draft_ND, targets.probs, mask_N)
-    assert float(found) == pytest.approx(wanted, rel=1e-5)
 
 
 def test_kl_is_the_sum_written_out_and_zero_for_equal_logits() -> None:
@@ -128,29 +98,24 @@ def test_agreement_compares_verifier_ids() -> None:
     assert argmax_agreement(draft_ND, DRAFT_IDS, torch.tensor([4, 4])).tolist() == [True, False]
 
 
-def test_accepted_length_of_whole_chains_is_their_mean() -> None:
-    agree_SN = torch.tensor([[1, 1, 0, 1], [1, 0, 1, 1], [0, 1, 1, 1]]).bool()
-    lengths = [2, 1, 0, 3]
-    found = expected_accepted_length(agree_SN, torch.ones_like(agree_SN))
-    assert found == pytest.approx(sum(lengths) / 4)
-
-
-def test_chains_cut_by_the_end_of_the_answer_do_not_lower_the_length() -> None:
-    """A drafter that always agrees has the full length, however short the answers are."""
-    agree_SN = torch.ones(3, 4, dtype=torch.bool)
-    mask_SN = torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0], [1, 1, 0, 0]]).bool()
-    assert expected_accepted_length(agree_SN, mask_SN) == pytest.approx(3.0)
-    assert expected_accepted_length(agree_SN, torch.zeros_like(mask_SN)) == 0.0
-
-
-def test_chains_start_at_every_position() -> None:
-    agree_BT = torch.tensor([[True, True, False, True]])
-    assert chains_of(agree_BT, 2).tolist() == [
-        [[True, True, False, True]],
-        [[True, False, True, False]],
-    ]
-
-
 def test_sampled_acceptance_is_the_overlap() -> None:
     p_NV, q_NV = torch.tensor([[0.5, 0.5, 0.0], [1.0, 0, 0]]), torch.tensor([[0.2, 0.3, 0.5]] * 2)
     assert sampled_acceptance(p_NV, q_NV, torch.tensor([True, False])).item() == pytest.approx(0.5)
+
+
+def test_stepping_crosses_accepted_drafts_and_counts_each_step_once() -> None:
+    """Steps at 1, 4, 5: three accepted of 2 + 0 + 1; the easy position 2 is never a start."""
+    accepted_BT = torch.tensor([[9, 2, 9, 9, 0, 1, 9, 9]])
+    starts_BT = torch.tensor([[0, 1, 1, 1, 1, 1, 1, 0]]).bool()
+    assert stepped_acceptance(accepted_BT, starts_BT) == pytest.approx(3 / 3)
+    assert stepped_acceptance(accepted_BT, torch.zeros_like(starts_BT)) == 0.0
+
+
+def test_stepping_counts_the_steps_of_all_sequences_alike() -> None:
+    accepted_BT = torch.tensor([[0, 0, 0], [2, 9, 9]])
+    assert stepped_acceptance(accepted_BT, torch.ones(2, 3, dtype=torch.bool)) == pytest.approx(0.5)
+
+
+def test_accepted_lengths_count_agreements_in_a_row() -> None:
+    agree_BT = torch.tensor([[True, True, True, False, True], [False] * 5])
+    assert accepted_lengths(agree_BT, 2).tolist() == [[2, 2, 1, 0, 1], [0] * 5]
