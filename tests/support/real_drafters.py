@@ -1,0 +1,102 @@
+"""Every neural drafter with random weights, beside the tiny verifier of the lossless tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+
+from drafters.cached_model import CachedModel, limit_vocabulary
+from drafters.draft_tree import ChainShape, TreeShape
+from drafters.eagle3 import Eagle3Drafter
+from drafters.eagle3_config import Eagle3Config
+from drafters.eagle3_head import Eagle3Head
+from drafters.small_model import SmallModelDrafter
+from drafters.steered import SteeredDrafter, install_steering
+from drafters.steering import SteeringHead, SteeringShape
+from drafters.vocabulary import DraftVocabulary
+from engine.features import FeatureProjection
+from engine.interfaces import NeuralDrafter
+from engine.models.config import ModelConfig
+from engine.models.decoder import Decoder
+from tests.support.engines import random_decoder
+
+SHAPES: dict[str, ChainShape | TreeShape] = {
+    "chain": ChainShape(num_tokens=4),
+    "tree": TreeShape(total_nodes=14, depth=3, top_k=3),
+}
+MAX_LENGTH = 256
+
+
+@dataclass(frozen=True)
+class Part:
+    """A drafter and what it reads."""
+
+    drafter: NeuralDrafter
+    projection: FeatureProjection | None = None
+
+
+def random_eagle3_head(verifier: ModelConfig) -> Eagle3Head:
+    """A head over two thirds of the tokens, reading the first three layers."""
+    size = verifier.vocab_size * 2 // 3
+    config = Eagle3Config(
+        layer=verifier,
+        draft_vocab_size=size,
+        target_hidden_size=verifier.hidden_size,
+        taps=(1, 2, 3),
+        fc_norm=True,
+    )
+    order = torch.randperm(verifier.vocab_size, generator=torch.Generator().manual_seed(2))
+    vocabulary = DraftVocabulary.most_frequent(order, size)
+    head = Eagle3Head(config, vocabulary, dtype=torch.float64, device=torch.device("cpu"))
+    generator = torch.Generator().manual_seed(4)
+    head.initialise(generator, std=0.2)
+    head.embed.weight.data.normal_(generator=generator)
+    return head
+
+
+def eagle3(verifier: ModelConfig, shape: ChainShape | TreeShape) -> Part:
+    head = random_eagle3_head(verifier)
+    return Part(Eagle3Drafter(head, shape), head.projection(torch.float64))
+
+
+def small_model(verifier: ModelConfig, shape: ChainShape | TreeShape) -> Part:
+    cached = CachedModel(_small(verifier), num_slots=4, max_length=MAX_LENGTH)
+    return Part(SmallModelDrafter(cached, shape))
+
+
+def steered(verifier: ModelConfig, shape: ChainShape | TreeShape) -> Part:
+    model = _small(verifier)
+    steering_shape = SteeringShape(
+        verifier_hidden_size=verifier.hidden_size,
+        taps=(1, 2, 3),
+        drafter_hidden_size=model.config.hidden_size,
+        drafter_intermediate_size=model.config.intermediate_size,
+        layers=tuple(range(model.config.num_layers)),
+    )
+    head = SteeringHead(steering_shape, dtype=torch.float64)
+    generator = torch.Generator().manual_seed(2)
+    for parameter in head.parameters():
+        noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+        parameter.data.copy_(noise * parameter.shape[-1] ** -0.5)
+    steering = install_steering(model, head)
+    cached = CachedModel(model, num_slots=4, max_length=MAX_LENGTH)
+    drafter = SteeredDrafter(SmallModelDrafter(cached, shape), steering)
+    return Part(drafter, head.projection(torch.float64))
+
+
+def _small(verifier: ModelConfig) -> Decoder:
+    """The verifier without its last layer, so that some drafts are right and some are not."""
+    config = replace(verifier, num_layers=verifier.num_layers - 1)
+    model = random_decoder(config, max_model_len=MAX_LENGTH, dtype=torch.float64)
+    limit_vocabulary(model, verifier.vocab_size)
+    return model
+
+
+DRAFTERS: dict[str, Callable[[ModelConfig, ChainShape | TreeShape], Part]] = {
+    "eagle3": eagle3,
+    "small_model": small_model,
+    "steered": steered,
+}
+"""By their names in a configuration."""
