@@ -9,6 +9,24 @@ from engine.config import DrafterKey, SpeculationConfig
 from engine.interfaces import NeuralDrafter, SwitchingPolicy
 from engine.policies import build_policy
 from engine.probe import Probe
+from engine.records import Draft, SequenceView
+
+
+@dataclass(slots=True)
+class CountedDrafter:
+    """Implements ``NeuralDrafter`` with another one and counts how often it is asked."""
+
+    inner: NeuralDrafter
+    num_calls: int = 0
+
+    def draft(self, view: SequenceView) -> Draft:
+        """The other's draft."""
+        self.num_calls += 1
+        return self.inner.draft(view)
+
+    def forget(self, request_id: str) -> None:
+        """Told to the other."""
+        self.inner.forget(request_id)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,17 +43,19 @@ class Drafting:
 
     speculation: SpeculationConfig
     policy: SwitchingPolicy
-    loaded: LoadedDrafter | None = None
+    drafter: CountedDrafter | None = None
+    projection: int = 0
+    """Which features the verifier pass must read."""
 
     @property
-    def projection(self) -> int:
-        """Which features the verifier pass must read."""
-        return 0 if self.loaded is None else self.loaded.projection
+    def drafter_calls(self) -> int:
+        """How often the neural drafter was asked by this method."""
+        return 0 if self.drafter is None else self.drafter.num_calls
 
     def forget(self, request_id: str) -> None:
         """Tell the drafter, if there is one, that a request has ended."""
-        if self.loaded is not None:
-            self.loaded.drafter.forget(request_id)
+        if self.drafter is not None:
+            self.drafter.forget(request_id)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +72,10 @@ class Drafters:
             raise ValueError(
                 f"drafter {speculation.drafter!r} was not loaded when the engine was assembled"
             )
-        drafter = None if loaded is None else loaded.drafter
-        policy = build_policy(speculation, self.probe, drafter)
-        return Drafting(speculation=speculation, policy=policy, loaded=loaded)
+        drafter = None if loaded is None else CountedDrafter(loaded.drafter)
+        return Drafting(
+            speculation=speculation,
+            policy=build_policy(speculation, self.probe, drafter),
+            drafter=drafter,
+            projection=0 if loaded is None else loaded.projection,
+        )

@@ -102,6 +102,7 @@ def judge(
         accepted=0 if prefilling else min(len(verification.path) - 1, len(output)),
         output=len(output),
         draft_ms=0.0 if prefilling else sequence.draft_ms,
+        drafter_calls=0 if prefilling else sequence.drafter_calls,
         verify_ms=verify_ms,
         probe_score=score,
         match_length=0 if prefilling else draft.match_length,

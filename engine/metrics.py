@@ -65,6 +65,15 @@ def shares(records: Iterable[StepRecord]) -> dict[DecodeSource, float | None]:
     }
 
 
+def drafter_calls(records: Iterable[StepRecord]) -> dict[DecodeSource, int]:
+    """Times that the neural drafter was asked, by the source of the step."""
+    steps = decode_steps(records)
+    return {
+        source: sum(step.drafter_calls for step in steps if step.source == source)
+        for source in DECODE_SOURCES
+    }
+
+
 def false_copy_rate(records: Iterable[StepRecord]) -> float | None:
     """Copy steps in which nothing was accepted / copy steps."""
     copies = [step for step in decode_steps(records) if step.source == "copy"]

@@ -73,6 +73,8 @@ class StepRecord:
     output: int
     draft_ms: float
     verify_ms: float
+    drafter_calls: int = 0
+    """Times that the neural drafter was asked: never where the step copies."""
     probe_score: float | None = None
     match_length: int = 0
     near_ties: tuple[NearTie, ...] = ()

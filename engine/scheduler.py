@@ -155,7 +155,7 @@ class Scheduler:
 
     def _draft(self, sequence: Sequence, max_nodes: int, *, other_rows: int) -> TokenTree:
         """Choose a drafter, ask it, and keep the rows that are worth their time."""
-        started = time.perf_counter()
+        started, calls = time.perf_counter(), self._drafting.drafter_calls
         view = sequence.view()
         draft = self._policy.draft(view) if view.max_draft_tokens > 0 else Draft()
         tree = self._tree(view, draft, max_nodes, other_rows)
@@ -163,6 +163,7 @@ class Scheduler:
             draft = Draft()
         sequence.draft = replace(draft, candidates=())
         sequence.draft_ms = (time.perf_counter() - started) * 1e3
+        sequence.drafter_calls = self._drafting.drafter_calls - calls
         return tree
 
     def _tree(self, view: SequenceView, draft: Draft, max_nodes: int, other_rows: int) -> TokenTree:

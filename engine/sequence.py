@@ -28,6 +28,7 @@ class Sequence:
     features: FeatureHistory = field(default_factory=FeatureHistory)
     draft: Draft = field(default_factory=Draft)
     draft_ms: float = 0.0
+    drafter_calls: int = 0
     finish_reason: FinishReason | None = None
     num_steps: int = 0
 

@@ -127,6 +127,7 @@ def _step_metrics(runs: Sequence[Run]) -> dict[str, Any]:
         },
         "share": dict(metrics.shares(records)),
         "false_copy_rate": metrics.false_copy_rate(records),
+        "drafter_calls": dict(metrics.drafter_calls(records)),
     }
 
 

@@ -53,6 +53,7 @@ METHOD_COLUMNS = (
     Column(heading="empty copies %", path=("false_copy_rate",), form="{:.1f}", scale=100),
     Column(heading="accepted per neural draft", path=("accepted_length", "neural")),
     Column(heading="neural steps %", path=("share", "neural"), form="{:.1f}", scale=100),
+    Column(heading="drafter calls in copy steps", path=("drafter_calls", "copy"), form="{}"),
     Column(heading="drafting s", path=("draft_seconds",)),
     Column(heading="tok/s macro", path=("tokens_per_second", "macro"), form="{:.1f}"),
     Column(heading="tok/s micro", path=("tokens_per_second", "micro"), form="{:.1f}"),

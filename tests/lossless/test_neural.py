@@ -107,3 +107,5 @@ def test_switching_between_copies_and_eagle3_equals_plain_decoding(
     outputs, records = run(engine(speculation, shape), 3)
     assert outputs == truth
     assert {"copy", "neural"} <= {record.source for record in records}
+    assert not any(record.drafter_calls for record in records if record.source == "copy")
+    assert all(record.drafter_calls == 1 for record in records if record.source == "neural")

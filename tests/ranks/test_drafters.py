@@ -90,6 +90,8 @@ def _answer(engine: SpeculativeEngine) -> list[Any]:
     found = []
     for batch in BATCHES:
         answers, records = decode(engine, batch)
+        assert not any(record.drafter_calls for record in records if record.source == "copy")
+        assert all(record.drafter_calls == 1 for record in records if record.source == "neural")
         sources = [record.source for record in records]
         found.append((answers, sources.count("neural"), sources.count("copy")))
     engine.stop()
