@@ -21,7 +21,7 @@ from drafters.steered import install_steering
 from drafters.steering import SteeringHead, steering_shape
 from drafters.steering_files import save_steering
 from drafters.training.config import TrainingConfig
-from drafters.training.frozen_verifier import FrozenVerifier
+from drafters.training.frozen_verifier import RememberingVerifier
 from drafters.training.loop import TrainingData, TrainingResult, train
 from drafters.training.small import SmallTask
 from drafters.training.steered import OFFSETS, SteeredTask
@@ -107,7 +107,9 @@ def train_small(
     """Distil a drafter and write it; collective over the ranks."""
     verifier = _verifier(run)
     drafter = cut_drafter(run, verifier)
-    result = train(SmallTask(drafter, FrozenVerifier(verifier)), data, run.training, folder, ranks)
+    result = train(
+        SmallTask(drafter, RememberingVerifier(verifier)), data, run.training, folder, ranks
+    )
     drafter.load_state_dict(result.weights, strict=False)
     if ranks.is_first:
         save_small(drafter, run, folder)
@@ -125,7 +127,7 @@ def train_steered(
     task = SteeredTask(
         drafter,
         steering,
-        FrozenVerifier(verifier),
+        RememberingVerifier(verifier),
         lookahead=run.lookahead,
         offsets=OFFSETS[run.offsets],
     )

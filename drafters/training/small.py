@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from drafters.training.batches import Batch
 from drafters.training.frozen_verifier import FrozenVerifier, VerifierStates
+from drafters.training.fused_kl import fused_kl
 from drafters.training.losses import (
     accepted_lengths,
-    kl_divergence,
     masked_mean,
     shift_targets,
     stepped_acceptance,
@@ -23,6 +23,7 @@ from drafters.training.losses import (
 from drafters.training.task import ACCEPTANCE, LossAndMetrics
 from drafters.training.whole_sequences import PaddedBatch
 from engine.models.decoder import Decoder
+from engine.models.layers import Linear
 
 LOOKAHEAD = 5
 """Length of the chains whose acceptance is reported."""
@@ -62,12 +63,16 @@ def distillation(
     """
     counts_BT = shift_targets(batch.generated, 1)
     rows = counts_BT.flatten()
-    drafted_LV = drafter.logits(hidden_RH[rows])
-    wanted_LV = verifier.logits(states.final[counts_BT])
-    everything = torch.ones(len(drafted_LV), dtype=torch.bool)
-    loss = kl_divergence(wanted_LV, drafted_LV, everything)
+    assert drafter.norm is not None
+    assert isinstance(drafter.head, Linear)
+    final_LG = states.final[counts_BT]
+    loss, agree_L = fused_kl(
+        drafter.norm(hidden_RH[rows]),
+        drafter.head.weight,
+        lambda chunk: verifier.logits(final_LG[chunk]),
+    )
     agree_BT = torch.zeros_like(counts_BT)
-    agree_BT[counts_BT] = drafted_LV.argmax(-1) == wanted_LV.argmax(-1)
+    agree_BT[counts_BT] = agree_L
     accepted = stepped_acceptance(accepted_lengths(agree_BT, LOOKAHEAD), counts_BT)
     first = float(masked_mean(agree_BT.float(), counts_BT))
     return loss, {ACCEPTANCE: accepted, "first_agreement": first}
