@@ -23,7 +23,7 @@ def test_loss_gradient_and_agreement_are_those_of_whole_logits(
     found = fused_kl(ours, head, lambda rows: wanted[rows])
     logits = plain @ head.T
     expected = kl_divergence(wanted, logits, torch.ones(7, dtype=torch.bool))
-    assert float(found.loss) == pytest.approx(float(expected), rel=1e-5)
+    assert found.loss.item() == pytest.approx(expected.item(), rel=1e-5)
     assert torch.equal(found.agree, logits.argmax(-1) == wanted.argmax(-1))
     (3 * found.loss).backward()  # type: ignore[no-untyped-call]
     (3 * expected).backward()  # type: ignore[no-untyped-call]
