@@ -26,7 +26,7 @@ from engine.features import FeatureProjection
 from engine.models.config import ModelConfig
 from engine.weights.checkpoint import INDEX_NAME, SINGLE_NAME, Checkpoint
 from engine.weights.model_config import read_json, read_model_config
-from engine.weights.names import Piece, pieces_of
+from engine.weights.names import Piece, pieces_of, split_pieces
 from parallel.plan import Shard, ShardStyle
 
 PICKLE_NAME = "pytorch_model.bin"
@@ -86,10 +86,7 @@ def save_eagle3(head: Eagle3Head, directory: Path) -> None:
     for name, pieces in _pieces(config).items():
         if name == "embed.weight" and not config.has_embedding:
             continue
-        rows = [piece.shape[0] for piece in pieces]
-        parts = torch.split(head.get_parameter(name).detach().cpu(), rows)
-        for piece, part in zip(pieces, parts, strict=True):
-            tensors[piece.name] = part.contiguous()
+        tensors |= split_pieces(head.get_parameter(name), pieces)
     tensors[_D2T], tensors[_T2D] = head.vocabulary.offsets, head.vocabulary.membership
     directory.mkdir(parents=True, exist_ok=True)
     save_file(tensors, directory / SINGLE_NAME, metadata={"format": "pt"})

@@ -25,7 +25,7 @@ from drafters.steering import HEADS, StateMix, SteeringHead, SteeringShape
 from engine.models.decoder import Decoder
 from engine.weights.checkpoint import INDEX_NAME, SINGLE_NAME
 from engine.weights.model_config import read_json
-from engine.weights.names import pieces_of
+from engine.weights.names import pieces_of, split_pieces
 
 FORMAT = "switchsteer-steering-1"
 """Value of the key ``format`` in ``steering.json`` and of the tensors' metadata."""
@@ -106,11 +106,7 @@ def save_drafter(model: Decoder, directory: Path, *, like: Path) -> None:
     """
     tensors: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
-        pieces = pieces_of(name, model.config)
-        parts = torch.split(parameter.detach(), [piece.shape[0] for piece in pieces])
-        tensors |= {
-            piece.name: part.contiguous() for piece, part in zip(pieces, parts, strict=True)
-        }
+        tensors |= split_pieces(parameter, pieces_of(name, model.config))
     copy_model_files(like, directory)
     save_file(tensors, directory / SINGLE_NAME, metadata={"format": "pt"})
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from torch import nn
+from torch import Tensor, nn
 
 from drafters.shared_embedding import with_embedding
 from drafters.steered import install_steering
@@ -30,7 +30,7 @@ from engine.models.decoder import Decoder
 from engine.models.registry import build_decoder
 from engine.weights import load_model, read_model_config, resolve_model
 from engine.weights.checkpoint import SINGLE_NAME
-from engine.weights.names import pieces_of
+from engine.weights.names import pieces_of, split_pieces
 from launch.drafter_data import DataConfig
 from parallel.data_parallel import DataParallel
 from parallel.mesh import Mesh
@@ -174,14 +174,12 @@ def save_small(drafter: Decoder, run: DistillationRun, folder: Path) -> None:
     fields = json.loads((source / "config.json").read_text(encoding="utf-8"))
     fields |= {"num_hidden_layers": len(run.layers), "torch_dtype": "bfloat16"}
     (folder / "config.json").write_text(json.dumps(fields, indent=2) + "\n")
-    tensors = {}
+    tensors: dict[str, Tensor] = {}
     for name, parameter in drafter.named_parameters():
         if name.startswith(_SHARED):
             continue
         pieces = pieces_of(name, drafter.config)
-        parts = torch.split(parameter.detach(), [piece.shape[0] for piece in pieces])
-        for piece, part in zip(pieces, parts, strict=True):
-            tensors[piece.name] = part.to(torch.bfloat16).contiguous()
+        tensors |= split_pieces(parameter.to(torch.bfloat16), pieces)
     save_file(tensors, folder / SINGLE_NAME, metadata={"format": "pt"})
     for file in source.glob("generation_config.json"):
         shutil.copyfile(file, folder / file.name)

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from drafters.training.eagle3 import Eagle3Training
 from drafters.training.loop import TrainingData, TrainingResult
@@ -185,13 +185,7 @@ def train_small_drafter(argv: Sequence[str]) -> None:
     prog = f"{PROG} small"
     flags = parse(SmallFlags, argv, prog=prog, description="Distil a small drafter.")
     with user_errors(prog):
-        run = DistillationRun(
-            engine=verifier_config(flags),
-            training=training_config(flags),
-            data=data_config(flags),
-            layers=flags.layers,
-            start=flags.start,
-        )
+        run = DistillationRun(**_distillation(flags))
     _distil(run, flags, prog, train_small)
 
 
@@ -201,16 +195,23 @@ def train_steered_drafter(argv: Sequence[str]) -> None:
     flags = parse(SteeredFlags, argv, prog=prog, description="Train a steered small drafter.")
     with user_errors(prog):
         run = SteeringRun(
-            engine=verifier_config(flags),
-            training=training_config(flags),
-            data=data_config(flags),
-            layers=flags.layers,
-            start=flags.start,
+            **_distillation(flags),
             lookahead=flags.lookahead,
             offsets=flags.offsets,
             frozen_drafter=flags.frozen_drafter,
         )
     _distil(run, flags, prog, train_steered)
+
+
+def _distillation(flags: SmallFlags) -> dict[str, Any]:
+    """The fields that both runs have; raises ``ValueError`` for a wrong value."""
+    return {
+        "engine": verifier_config(flags),
+        "training": training_config(flags),
+        "data": data_config(flags),
+        "layers": flags.layers,
+        "start": flags.start,
+    }
 
 
 _Run = TypeVar("_Run", bound=DistillationRun)

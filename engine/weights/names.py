@@ -5,7 +5,11 @@ Merged parameters (qkv, gate_up) are several checkpoint tensors, one under the o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
+
+import torch
+from torch import Tensor
 
 from engine.models.config import ModelConfig
 
@@ -24,6 +28,12 @@ def pieces_of(parameter: str, config: ModelConfig) -> tuple[Piece, ...]:
         prefix = f"model.layers.{index}"
         return tuple(Piece(f"{prefix}.{name}", shape) for name, shape in _layer(config)[rest])
     return (_ends(config)[parameter],)
+
+
+def split_pieces(parameter: Tensor, pieces: Sequence[Piece]) -> dict[str, Tensor]:
+    """A merged parameter as the checkpoint tensors that make it up, by name: for saving."""
+    parts = torch.split(parameter.detach().cpu(), [piece.shape[0] for piece in pieces])
+    return {piece.name: part.contiguous() for piece, part in zip(pieces, parts, strict=True)}
 
 
 def expected_names(config: ModelConfig) -> frozenset[str]:
