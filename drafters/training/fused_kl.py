@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-CHUNK_ROWS = 128
+CHUNK_ROWS = 64
 """Rows whose logits exist at the same time."""
 
 Logits = Callable[[slice], Tensor]
@@ -69,10 +69,20 @@ class _FusedKL(torch.autograd.Function):
 
 
 def _compare(drafted_LV: Tensor, wanted_LV: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """softmax(q) - p, the sum of the divergences, and where the arg-max agrees."""
+    """softmax(q) - p, the sum of the divergences, and where the arg-max agrees.
+
+    KL = Σ p (log p - log q) = Σ p (w - d) - log Σ e^w + log Σ e^d for logits w and d: two softmaxes
+    and a product, each a single pass over the logits.
+    """
     drafted_LV = drafted_LV.to(wanted_LV.dtype)
-    agree = drafted_LV.argmax(-1) == wanted_LV.argmax(-1)
-    log_q_LV, log_p_LV = drafted_LV.log_softmax(-1), wanted_LV.log_softmax(-1)
-    p_LV = log_p_LV.exp()
-    total = (p_LV * log_p_LV.sub_(log_q_LV)).sum(dtype=torch.float64)
-    return log_q_LV.exp_().sub_(p_LV), total, agree
+    p_LV, q_LV = wanted_LV.softmax(-1), drafted_LV.softmax(-1)
+    best_p_L, best_q_L = wanted_LV.argmax(-1, keepdim=True), drafted_LV.argmax(-1, keepdim=True)
+    margins_L = (p_LV[:, None] @ (wanted_LV - drafted_LV)[..., None]).flatten()
+    log_sums_L = _log_sum(drafted_LV, q_LV, best_q_L) - _log_sum(wanted_LV, p_LV, best_p_L)
+    total = (margins_L + log_sums_L).sum(dtype=torch.float64)
+    return q_LV.sub_(p_LV), total, (best_p_L == best_q_L).flatten()
+
+
+def _log_sum(logits_LV: Tensor, probs_LV: Tensor, best_L1: Tensor) -> Tensor:
+    """[L]: log Σ e^logit, from a logit and its probability."""
+    return (logits_LV.gather(1, best_L1) - probs_LV.gather(1, best_L1).log()).flatten()
