@@ -18,6 +18,7 @@ from drafters.pretrained import shipped_drafter
 from drafters.shared_embedding import with_embedding
 from drafters.small_model import DraftSettings, Verifier, load_small_model
 from drafters.steered_checkpoint import load_steered, load_steered_projection
+from drafters.vocabulary_check import check_vocabulary
 from engine.config import EngineConfig
 from engine.features import FeatureProjection
 from engine.interfaces import NeuralDrafter
@@ -45,6 +46,18 @@ def load_projection(config: EngineConfig) -> FeatureProjection | None:
         case "steered":
             return load_steered_projection(_directory(config), verifier, dtype=dtype)
     return None
+
+
+def check_drafter(config: EngineConfig) -> None:
+    """Refuse early, before any process is started, a drafter that is missing or does not fit.
+
+    Raises:
+        ValueError: as ``load_drafter``, but for weights that are damaged inside.
+    """
+    load_projection(config)
+    if config.speculation.drafter in ("small_model", "steered"):
+        verifier = resolve_model(config.model)
+        check_vocabulary(with_embedding(_directory(config), verifier), verifier)
 
 
 def load_drafter(config: EngineConfig) -> NeuralDrafter:

