@@ -8,31 +8,29 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from drafters.shared_embedding import with_embedding
 from drafters.steered import install_steering
 from drafters.steering import SteeringHead, steering_shape
 from drafters.steering_files import save_steering
 from drafters.training.config import TrainingConfig
-from drafters.training.frozen_verifier import RememberingVerifier
 from drafters.training.loop import TrainingData, TrainingResult, train
 from drafters.training.small import SmallTask
 from drafters.training.steered import OFFSETS, SteeredTask
 from engine.config import EngineConfig
 from engine.models.decoder import Decoder
-from engine.models.registry import build_decoder
-from engine.weights import load_model, read_model_config, resolve_model
+from engine.weights import load_layers, load_model, read_model_config, resolve_model
 from engine.weights.checkpoint import SINGLE_NAME
 from engine.weights.names import pieces_of, split_pieces
 from launch.drafter_data import DataConfig
-from parallel.data_parallel import DataParallel
+from launch.training_ranks import TrainingRanks, frozen_verifier
 from parallel.mesh import Mesh
 
 _SHARED = ("embed.", "head.")
@@ -102,70 +100,57 @@ def check_cut(run: DistillationRun) -> None:
 
 
 def train_small(
-    run: DistillationRun, data: TrainingData, folder: Path, ranks: DataParallel
+    run: DistillationRun, data: TrainingData, folder: Path, ranks: TrainingRanks
 ) -> TrainingResult:
     """Distil a drafter and write it; collective over the ranks."""
-    verifier = _verifier(run)
-    drafter = cut_drafter(run, verifier)
-    result = train(
-        SmallTask(drafter, RememberingVerifier(verifier)), data, run.training, folder, ranks
-    )
+    drafter = cut_drafter(run)
+    task = SmallTask(drafter, frozen_verifier(run.engine, ranks))
+    result = train(task, data, run.training, folder, ranks.data_parallel)
     drafter.load_state_dict(result.weights, strict=False)
-    if ranks.is_first:
+    if ranks.data_parallel.is_first:
         save_small(drafter, run, folder)
     return result
 
 
 def train_steered(
-    run: SteeringRun, data: TrainingData, folder: Path, ranks: DataParallel
+    run: SteeringRun, data: TrainingData, folder: Path, ranks: TrainingRanks
 ) -> TrainingResult:
     """Train a steering head, with its drafter or alone, and write both; collective."""
-    verifier = _verifier(run)
-    drafter = cut_drafter(run, verifier)
-    head = SteeringHead(steering_shape(verifier.config, drafter.config))
+    verifier, drafter = frozen_verifier(run.engine, ranks), cut_drafter(run)
+    head = SteeringHead(steering_shape(verifier.model.config, drafter.config))
     steering = install_steering(drafter, head)
     task = SteeredTask(
         drafter,
         steering,
-        RememberingVerifier(verifier),
+        verifier,
         lookahead=run.lookahead,
         offsets=OFFSETS[run.offsets],
     )
     if run.frozen_drafter:
         task.freeze_drafter()
-    result = train(task, data, run.training, folder, ranks)
+    result = train(task, data, run.training, folder, ranks.data_parallel)
     task.module.load_state_dict(result.weights, strict=False)
-    if ranks.is_first:
+    if ranks.data_parallel.is_first:
         save_small(drafter, run, folder)
         save_steering(head.to(torch.bfloat16), folder)
     return result
 
 
-def cut_drafter(run: DistillationRun, verifier: Decoder) -> Decoder:
+def cut_drafter(run: DistillationRun) -> Decoder:
     """The chosen layers of a verifier with its ends, in float32.
 
     Raises:
         ValueError: a start that does not fit.
     """
-    config = replace(verifier.config, num_layers=len(run.layers))
-    drafter = build_decoder(
-        config, mesh=Mesh.single(), dtype=torch.float32, max_model_len=run.engine.max_model_len
+    drafter = load_layers(
+        run.engine.model,
+        run.layers,
+        dtype=torch.float32,
+        max_model_len=run.engine.max_model_len,
     )
-    _copy_parameters(drafter, verifier, run.layers)
     if run.start is not None:
         _load_start(drafter, Path(run.start), resolve_model(run.engine.model))
     return drafter
-
-
-def _copy_parameters(drafter: Decoder, verifier: Decoder, layers: tuple[int, ...]) -> None:
-    """Give a drafter on the meta device its own values; what was shared stays shared."""
-    theirs = dict(verifier.named_parameters(remove_duplicate=False))
-    made: dict[int, nn.Parameter] = {}
-    for name, parameter in list(drafter.named_parameters(remove_duplicate=False)):
-        value = theirs[_verifier_name(name, layers)].detach().float().clone()
-        made.setdefault(id(parameter), nn.Parameter(value, requires_grad=False))
-        module_name, _, leaf = name.rpartition(".")
-        setattr(drafter.get_submodule(module_name), leaf, made[id(parameter)])
 
 
 def save_small(drafter: Decoder, run: DistillationRun, folder: Path) -> None:
@@ -202,23 +187,6 @@ def write_summary(
     text = json.dumps({**origin, **summary}, indent=1, default=str)
     (folder / "provenance.json").write_text(text + "\n")
     return summary
-
-
-def _verifier(run: DistillationRun) -> Decoder:
-    return load_model(
-        run.engine.model,
-        dtype=getattr(torch, run.engine.dtype),
-        mesh=Mesh.single(),
-        max_model_len=run.engine.max_model_len,
-    )
-
-
-def _verifier_name(name: str, layers: tuple[int, ...]) -> str:
-    """Where the verifier keeps the drafter's parameter."""
-    if not name.startswith("layers."):
-        return name
-    _, index, rest = name.split(".", 2)
-    return f"layers.{layers[int(index)]}.{rest}"
 
 
 def _load_start(drafter: Decoder, directory: Path, verifier: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,9 +11,8 @@ from torch import Tensor
 
 from drafters.training.answers import AnswerFile
 from drafters.training.batches import derived_generator
-from drafters.training.capture import Transcript, generate_transcripts
+from drafters.training.capture import Transcript
 from drafters.training.loop import TrainingData
-from engine.engine import SpeculativeEngine
 from launch.bench.workloads import ChatTokenizer
 from launch.data.copy_diversity import copy_diversity
 from launch.data.python_functions import python_function_prompts
@@ -74,20 +73,21 @@ def training_prompts(config: DataConfig, tokenizer: ChatTokenizer) -> list[tuple
     return list(dict.fromkeys(found))
 
 
-def answered(
-    engine: SpeculativeEngine,
-    prompts: Sequence[tuple[int, ...]],
-    path: Path,
-    config: DataConfig,
-    model_id: str,
-    progress: Callable[[int], None],
+def open_answers(path: Path, config: DataConfig, model_id: str) -> AnswerFile:
+    """Answers of one model under this configuration's limits, kept for repeated runs."""
+    return AnswerFile(path, model_id=model_id, max_tokens=config.max_tokens)
+
+
+def recorded(
+    prompts: Sequence[tuple[int, ...]], path: Path, config: DataConfig, model_id: str
 ) -> list[Transcript]:
-    """The verifier's greedy answers, kept in ``path`` for a repeated run; empty ones left out."""
-    answers = AnswerFile(path, model_id=model_id, max_tokens=config.max_tokens)
-    found = generate_transcripts(
-        engine, prompts, answers, max_tokens=config.max_tokens, progress=progress
-    )
-    return [entry for entry in found if entry.output_ids]
+    """The prompts with their recorded answers; empty ones are left out."""
+    answers = open_answers(path, config, model_id)
+    return [
+        Transcript(prompt_ids=prompt_ids, output_ids=output_ids)
+        for prompt_ids in prompts
+        if (output_ids := answers.get(prompt_ids))
+    ]
 
 
 def split(transcripts: Sequence[Transcript], config: DataConfig) -> TrainingData:

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from drafters.assemble import assemble_engine
+from drafters.training.capture import generate_transcripts
 from drafters.training.config import BackendName, TrainingConfig, TrainingPrecision
 from drafters.training.loop import TrainingData
 from engine.config import EngineConfig
-from launch.drafter_data import DataConfig, answered, split, training_prompts
+from engine.tokenizer import load_tokenizer
+from engine.weights import resolve_model
+from launch.drafter_data import DataConfig, open_answers, recorded, split, training_prompts
 from launch.progress import progress_bar, stage_progress
 from launch.recipes import EngineFlags, engine_config
-from parallel.data_parallel import DataParallel, data_parallel_world, wait_for_all
+from launch.training_ranks import TrainingRanks, check_tensor_parallel
+from parallel.data_parallel import wait_for_all
 from parallel.mesh import Mesh
-from parallel.rendezvous import destroy_process_group, init_from_torchrun
 
 ANSWERS_AT_ONCE = 16
 """Requests that answer together: a wide step costs little more than a narrow one."""
@@ -35,6 +35,8 @@ class DrafterFlags:
     """Verifier weights: a hub id, a directory, or package:NAME for weights inside a package."""
     dtype: str | None = None
     """Precision of the verifier, answering and being read."""
+    tensor_parallel_size: int = 1
+    """Processes that share the verifier: 1, or all that torchrun starts."""
     sharegpt: int = 3_000
     """First turns of ShareGPT conversations to train on."""
     copy_diverse: int = 1_000
@@ -68,14 +70,19 @@ class DrafterFlags:
 
 
 def verifier_config(flags: DrafterFlags) -> EngineConfig:
-    """The verifier as it answers: prompt look-up changes only the time that it takes."""
+    """The verifier as it answers: prompt look-up changes only the time that it takes.
+
+    Raises:
+        ValueError: a wrong value, as the other two do.
+    """
+    check_tensor_parallel(flags.tensor_parallel_size)
     return engine_config(
         EngineFlags(
             recipe=flags.recipe,
             model=flags.model,
             dtype=flags.dtype,
             num_threads=flags.num_threads,
-            tensor_parallel_size=1,
+            tensor_parallel_size=flags.tensor_parallel_size,
             pipeline_parallel_size=1,
             max_num_seqs=ANSWERS_AT_ONCE,
             speculative_config='{"method": "prompt_lookup"}',
@@ -84,7 +91,7 @@ def verifier_config(flags: DrafterFlags) -> EngineConfig:
 
 
 def data_config(flags: DrafterFlags) -> DataConfig:
-    """Raises ``ValueError`` for a wrong value, as the other two do."""
+    """What is answered. Raises ``ValueError`` for a wrong value."""
     return DataConfig(
         num_sharegpt=flags.sharegpt,
         num_copy_diverse=flags.copy_diverse,
@@ -111,37 +118,39 @@ def training_config(flags: DrafterFlags) -> TrainingConfig:
     )
 
 
-@contextmanager
-def training_ranks() -> Iterator[DataParallel]:
-    """The data-parallel ranks: those of torchrun, or this process alone."""
-    under_torchrun = "TORCHELASTIC_RUN_ID" in os.environ
-    if under_torchrun:
-        init_from_torchrun()
-    yield data_parallel_world()
-    if under_torchrun:
-        destroy_process_group()
-
-
 def collect_data(
-    engine: EngineConfig, config: DataConfig, folder: Path, ranks: DataParallel
+    engine: EngineConfig, config: DataConfig, folder: Path, ranks: TrainingRanks
 ) -> TrainingData:
-    """Answers of the verifier, made by the first rank and read by all.
+    """Answers of the verifier, read by all ranks.
+
+    The first rank makes them, or all ranks together where they share the verifier.
 
     Raises:
         ValueError: a verifier or data that do not fit; one sentence.
     """
     path = folder / "answers.jsonl"
-    for turn in (True, False):
-        if ranks.is_first is turn:
-            data = _answer(engine, config, path)
-        wait_for_all(ranks)
-    return data
+    if ranks.verifier.world_size > 1:
+        _answer(engine, config, path, ranks.verifier)
+    elif ranks.is_first:
+        _answer(engine, config, path, Mesh.single())
+    wait_for_all(ranks.data_parallel)
+    prompts = training_prompts(config, load_tokenizer(resolve_model(engine.model)))
+    return split(recorded(prompts, path, config, engine.model), config)
 
 
-def _answer(engine_config_: EngineConfig, config: DataConfig, path: Path) -> TrainingData:
-    engine = assemble_engine(engine_config_, Mesh.single())
-    prompts = training_prompts(config, engine.tokenizer)
+def _answer(engine_config_: EngineConfig, config: DataConfig, path: Path, mesh: Mesh) -> None:
+    """Make the answers that are missing, if any; collective over the mesh."""
+    prompts = training_prompts(config, load_tokenizer(resolve_model(engine_config_.model)))
+    answers = open_answers(path, config, engine_config_.model)
+    if all(answers.get(prompt) is not None for prompt in prompts):
+        return
+    engine = assemble_engine(engine_config_, mesh)
+    if not engine.is_coordinator:
+        engine.follow()
+        return
     with progress_bar() as bar:
         progress = stage_progress(bar, "answers", len(prompts))
-        found = answered(engine, prompts, path, config, engine_config_.model, progress)
-    return split(found, config)
+        generate_transcripts(
+            engine, prompts, answers, max_tokens=config.max_tokens, progress=progress
+        )
+    engine.stop()

@@ -19,16 +19,13 @@ from drafters.eagle3_head import Eagle3Head
 from drafters.training.batches import derived_generator
 from drafters.training.config import TrainingConfig
 from drafters.training.eagle3 import Eagle3Task, Eagle3Training, initialise_from_verifier
-from drafters.training.frozen_verifier import RememberingVerifier
 from drafters.training.loop import TrainingData, TrainingResult, train
 from drafters.vocabulary import DraftVocabulary
 from engine.config import EngineConfig
 from engine.models.config import ModelConfig
-from engine.models.decoder import Decoder
-from engine.weights import load_model, read_model_config, resolve_model
+from engine.weights import load_layers, read_model_config, resolve_model
 from launch.drafter_data import DataConfig, token_counts
-from parallel.data_parallel import DataParallel
-from parallel.mesh import Mesh
+from launch.training_ranks import TrainingRanks, frozen_verifier
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,29 +48,23 @@ class Eagle3Run:
 
 
 def train_head(
-    run: Eagle3Run, data: TrainingData, folder: Path, ranks: DataParallel
+    run: Eagle3Run, data: TrainingData, folder: Path, ranks: TrainingRanks
 ) -> tuple[Eagle3Head, TrainingResult]:
     """Train a fresh head, or go on where a killed run was; collective over the ranks.
 
     Raises:
         ValueError: data, sizes or a checkpoint that do not fit; one sentence.
     """
-    model = load_model(
-        run.engine.model,
-        dtype=getattr(torch, run.engine.dtype),
-        mesh=Mesh.single(),
-        max_model_len=run.engine.max_model_len,
-    )
-    head = new_head(run, model, data)
-    task = Eagle3Task(head, RememberingVerifier(model), run.head)
-    result = train(task, data, run.training, folder, ranks)
+    head = new_head(run, data)
+    task = Eagle3Task(head, frozen_verifier(run.engine, ranks), run.head)
+    result = train(task, data, run.training, folder, ranks.data_parallel)
     head.load_state_dict(result.weights, strict=False)
     return head, result
 
 
-def new_head(run: Eagle3Run, model: Decoder, data: TrainingData) -> Eagle3Head:
+def new_head(run: Eagle3Run, data: TrainingData) -> Eagle3Head:
     """A head of the verifier's own width that starts from its last layer."""
-    verifier = model.config
+    verifier = read_model_config(resolve_model(run.engine.model))
     size = min(run.draft_vocab_size, verifier.vocab_size)
     counts = token_counts(data.training, verifier.vocab_size)
     head = Eagle3Head(
@@ -83,7 +74,13 @@ def new_head(run: Eagle3Run, model: Decoder, data: TrainingData) -> Eagle3Head:
         device=torch.device("cpu"),
     )
     generator = derived_generator(run.training.seed, "initial weights")
-    initialise_from_verifier(head, model, verifier.num_layers - 1, generator)
+    last = load_layers(
+        run.engine.model,
+        (verifier.num_layers - 1,),
+        dtype=torch.float32,
+        max_model_len=run.engine.max_model_len,
+    )
+    initialise_from_verifier(head, last, 0, generator)
     start = load_start(run)
     if start is not None:
         head.adopt(start)

@@ -27,7 +27,6 @@ from launch.drafter_run import (
     collect_data,
     data_config,
     training_config,
-    training_ranks,
     verifier_config,
 )
 from launch.eagle3_training import Eagle3Run, load_start, train_head, write_head
@@ -35,7 +34,7 @@ from launch.probe_report import write_probe
 from launch.probe_training import ProbeRun, ProbeTrainer, output_directory
 from launch.provenance import provenance
 from launch.recipes import EngineFlags, engine_config
-from parallel.data_parallel import DataParallel
+from launch.training_ranks import TrainingRanks, training_ranks
 
 PROG = "python -m launch.train"
 
@@ -150,7 +149,10 @@ def train_eagle3(argv: Sequence[str]) -> None:
         load_start(run)
         folder = output_directory(flags.out)
     origin = provenance(run)
-    with training_ranks() as ranks, user_errors(prog, speaks=ranks.is_first):
+    with (
+        training_ranks(flags.tensor_parallel_size) as ranks,
+        user_errors(prog, speaks=ranks.is_first),
+    ):
         data = collect_data(run.engine, run.data, folder, ranks)
         head, result = train_head(run, data, folder, ranks)
         if ranks.is_first:
@@ -221,13 +223,16 @@ def _distil(
     run: _Run,
     flags: DrafterFlags,
     prog: str,
-    train: Callable[[_Run, TrainingData, Path, DataParallel], TrainingResult],
+    train: Callable[[_Run, TrainingData, Path, TrainingRanks], TrainingResult],
 ) -> None:
     with user_errors(prog):
         check_cut(run)
         folder = output_directory(flags.out)
     origin = provenance(run)
-    with training_ranks() as ranks, user_errors(prog, speaks=ranks.is_first):
+    with (
+        training_ranks(flags.tensor_parallel_size) as ranks,
+        user_errors(prog, speaks=ranks.is_first),
+    ):
         data = collect_data(run.engine, run.data, folder, ranks)
         result = train(run, data, folder, ranks)
         if ranks.is_first:

@@ -11,8 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from drafters.training.frozen_verifier import FrozenVerifier
 from drafters.training.loop import train
+from drafters.training.sharded_verifier import ShardedVerifier
 from drafters.training.step_log import VALIDATION_LOG, read_log
+from engine.models.registry import shard_decoder
 from parallel.data_parallel import (
     BUCKET_ELEMENTS,
     DataParallel,
@@ -23,6 +26,8 @@ from parallel.data_parallel import (
 )
 from parallel.mesh import Mesh
 from tests.support.distributed import run_ranks
+from tests.support.engines import random_decoder
+from tests.support.tiny import SMOLLM
 from tests.support.toy_training import numbers, toy_config, toy_data, toy_run, toy_task
 
 pytestmark = pytest.mark.ranks
@@ -58,6 +63,37 @@ def test_one_rank_needs_no_group() -> None:
     tensor = torch.tensor([2.0])
     average([tensor], alone)
     assert total(tensor, alone).item() == 2.0
+
+
+def shared_states(mesh: Mesh) -> list[Tensor]:
+    """Three passes of a verifier over the ranks, with other batches on each of them."""
+    model = random_decoder(SMOLLM, dtype=torch.float64)
+    shard_decoder(model, mesh)
+    verifier = ShardedVerifier(model, mesh)
+    found = []
+    for turn in range(3):
+        states = verifier.states(own_batch(mesh.rank, turn), (1, 2))
+        found += [states.taps, states.final, verifier.logits(states.final[0])]
+    return found
+
+
+def own_batch(rank: int, turn: int) -> Tensor:
+    """Token ids of a shape that no other rank has."""
+    generator = torch.Generator().manual_seed(10 * rank + turn)
+    return torch.randint(SMOLLM.vocab_size, (1 + rank, 5 + 2 * rank + turn), generator=generator)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_ranks_share_a_verifier_and_each_gets_the_states_of_its_own_batch(size: int) -> None:
+    """Catches ranks that run each other's batches, and heads that know a part of the vocabulary."""
+    everybody = run_ranks(shared_states, size, 1)
+    alone = FrozenVerifier(random_decoder(SMOLLM, dtype=torch.float64))
+    for rank, found in enumerate(everybody):
+        for turn in range(3):
+            states = alone.states(own_batch(rank, turn), (1, 2))
+            expected = [states.taps, states.final, alone.logits(states.final[0])]
+            for ours, theirs in zip(found[3 * turn :], expected, strict=False):
+                torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
 
 
 def trained(mesh: Mesh, folder: Path, backend: str, dtype: str) -> dict[str, Tensor]:

@@ -40,7 +40,7 @@ def run(verifier: Path, **changes: object) -> DistillationRun:
 
 def test_a_cut_drafter_keeps_the_chosen_layers_and_the_ends(verifier: Path) -> None:
     model = load_model(str(verifier), dtype=torch.float32, mesh=Mesh.single(), max_model_len=64)
-    drafter = cut_drafter(run(verifier), model)
+    drafter = cut_drafter(run(verifier))
     ours, theirs = dict(drafter.named_parameters()), dict(model.named_parameters())
     assert drafter.config.num_layers == 2
     for name, parameter in ours.items():
@@ -51,9 +51,8 @@ def test_a_cut_drafter_keeps_the_chosen_layers_and_the_ends(verifier: Path) -> N
 def test_a_written_drafter_borrows_the_embedding_and_loads_whole(
     verifier: Path, tmp_path: Path
 ) -> None:
-    model = load_model(str(verifier), dtype=torch.float32, mesh=Mesh.single(), max_model_len=64)
     settings = run(verifier)
-    drafter = cut_drafter(settings, model)
+    drafter = cut_drafter(settings)
     folder = tmp_path / "drafter"
     folder.mkdir()
     save_small(drafter, settings, folder)
@@ -67,7 +66,7 @@ def test_a_written_drafter_borrows_the_embedding_and_loads_whole(
         expected = dict(drafter.named_parameters())[name].to(torch.bfloat16)
         assert torch.equal(parameter, expected), name
     assert with_embedding(whole, verifier) == whole
-    start = cut_drafter(run(verifier, start=str(folder)), model)
+    start = cut_drafter(run(verifier, start=str(folder)))
     assert torch.equal(
         start.get_parameter("layers.1.mlp.down.weight"),
         loaded.get_parameter("layers.1.mlp.down.weight").float(),
@@ -75,13 +74,12 @@ def test_a_written_drafter_borrows_the_embedding_and_loads_whole(
 
 
 def test_a_start_of_another_shape_or_none_is_refused_early(verifier: Path, tmp_path: Path) -> None:
-    model = load_model(str(verifier), dtype=torch.float32, mesh=Mesh.single(), max_model_len=64)
     folder = tmp_path / "drafter"
     folder.mkdir()
     with pytest.raises(ValueError, match=r"drafter is no drafter: it must hold model\.safetensors"):
         check_cut(run(verifier, start=str(folder)))
     settings = run(verifier, layers=(0,))
-    save_small(cut_drafter(settings, model), settings, folder)
+    save_small(cut_drafter(settings), settings, folder)
     with pytest.raises(ValueError, match="holds a drafter of 1 layers, and 2 are to be trained"):
         check_cut(run(verifier, start=str(folder)))
     check_cut(run(verifier, layers=(1,), start=str(folder)))

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -137,6 +140,7 @@ def test_small_neural_training_writes_a_drafter_that_drafts(
         (["eagle3", "--epochs", "0"], "epochs must be an integer of at least 1, not 0"),
         (["eagle3", "--sharegpt", "-1"], "at least two training prompts are needed"),
         (["eagle3", "--start", "nowhere"], "nowhere"),
+        (["eagle3", "--tensor-parallel-size", "2"], "--tensor-parallel-size must be 1, not 2"),
         (["eagle3", "--unroll", "0"], "training-time test needs at least 1 step"),
         (["small", "--layers", "3", "1"], "layers must be different and ascending"),
         (["steered", "--offsets", "none"], "offsets must be one of one, random, block"),
@@ -147,3 +151,24 @@ def test_mistakes_in_neural_trainings_are_one_sentence(
 ) -> None:
     assert sentence in _mistake([*words, "--out", str(tmp_path / "out")], capsys)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.ranks
+def test_two_ranks_share_the_verifier_and_train_one_head(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "-m", "launch.train"]
+    command += ["eagle3", "--out", str(tmp_path), "--tensor-parallel-size", "2", "--sharegpt", "0"]
+    command += ["--python", "4", "--copy-diverse", "4", "--max-tokens", "8", "--epochs", "1"]
+    done = subprocess.run(
+        [*command, "--num-threads", "1", "--backend", "torch"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "model.safetensors").is_file()
+    lines = (tmp_path / "training.jsonl").read_text().splitlines()
+    assert all(json.loads(line)["loss"] > 0 for line in lines)
