@@ -124,15 +124,19 @@ def speculation(method: str, **overrides: Any) -> SpeculationConfig:
     return SpeculationConfig(**values)
 
 
-def parse_speculation(text: str, *, method: str = "switch_sd") -> SpeculationConfig:
-    """``--speculative-config``: a JSON object, the keys left out take the method's defaults.
+def parse_speculation(text: str, *, base: SpeculationConfig | None = None) -> SpeculationConfig:
+    """``--speculative-config``: a JSON object.
+
+    The keys left out take the named method's defaults or, where no method is named, ``base``'s.
 
     Raises:
         ValueError: text that is not a JSON object, and everything ``speculation`` refuses.
     """
     keys = parse_overrides(text)
-    chosen = keys.pop("method", method)
-    return speculation(chosen, **keys)
+    if "method" not in keys:
+        known = base or SpeculationConfig()
+        keys = {item.name: getattr(known, item.name) for item in fields(known)} | keys
+    return speculation(keys.pop("method"), **keys)
 
 
 def parse_overrides(text: str) -> dict[str, Any]:

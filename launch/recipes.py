@@ -115,5 +115,5 @@ def engine_config(flags: EngineFlags) -> EngineConfig:
 
 
 def _speculation(text: str, base: SpeculationConfig) -> SpeculationConfig:
-    """Keys left out take the defaults of the method named, or of the recipe's."""
-    return parse_speculation(text, method=base.method)
+    """Keys left out take the defaults of the method named, or the recipe's values."""
+    return parse_speculation(text, base=base)

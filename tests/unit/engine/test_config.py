@@ -92,7 +92,10 @@ def test_keys_left_out_take_the_named_methods_own_defaults() -> None:
     assert parse_speculation('{"method": "copy_spec"}').copy_max_tokens == 10
     assert parse_speculation('{"method": "prompt_lookup"}').num_speculative_tokens == 10
     assert parse_speculation("{}") == SpeculationConfig()
-    assert parse_speculation('{"copy_max_tokens": 4}', method="copy_spec").copy_max_tokens == 4
+    base = speculation("copy_spec", copy_match_length=7)
+    changed = parse_speculation('{"copy_max_tokens": 4}', base=base)
+    assert changed == speculation("copy_spec", copy_match_length=7, copy_max_tokens=4)
+    assert parse_speculation('{"method": "copy_spec"}', base=base).copy_match_length == 3
 
 
 def test_a_threshold_of_zero_needs_no_probe() -> None:
