@@ -11,14 +11,15 @@ Legend: T taps, F features, H hidden, R rows.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from engine.interfaces import Site
 from engine.models.layers import RMSNorm
+from engine.models.packed import Product, packed_product
 from parallel.collectives import recv_rows, send_rows
 from parallel.mesh import Mesh
 
@@ -35,6 +36,8 @@ class FeatureProjection:
     """[F]."""
     norms: tuple[RMSNorm, ...] | None = None
     """One per tap, applied to the state before its product; None: states are taken raw."""
+    _products: dict[tuple[int, ...], Product] = field(default_factory=dict, init=False, repr=False)
+    """Packed weights by the indices of the taps, made when they are first needed."""
 
     def __post_init__(self) -> None:
         assert len(self.taps) == len(self.weights) > 0
@@ -50,33 +53,44 @@ class FeatureProjection:
         """Layers whose output is tapped."""
         return frozenset(tap - 1 for tap in self.taps)
 
-    def partial(self, tap_index: int, hidden_RH: Tensor) -> Tensor:
-        """[R, F]: the product of one tap's state."""
-        if self.norms is not None:
-            hidden_RH = self.norms[tap_index](hidden_RH)
-        return functional.linear(hidden_RH, self.weights[tap_index])
+    def partial(self, states: Mapping[int, Tensor]) -> Tensor:
+        """[R, F]: the sum of the products of some taps' states [R, H], by index of the tap.
+
+        One product of the states side by side: a stage always has the same taps.
+        """
+        indices = tuple(sorted(states))
+        if indices not in self._products:
+            weight_FI = torch.cat([self.weights[index] for index in indices], dim=1)
+            self._products[indices] = packed_product(weight_FI)
+        normed = [self._normed(index, states[index]) for index in indices]
+        return self._products[indices](torch.cat(normed, dim=-1))
+
+    def _normed(self, index: int, hidden_RH: Tensor) -> Tensor:
+        if self.norms is None:
+            return hidden_RH
+        normed_RH: Tensor = self.norms[index](hidden_RH)
+        return normed_RH
 
 
 class FeatureReader:
-    """A tap that sums the products of this stage's layers; only on a stage's first rank."""
+    """A tap that keeps the states of this stage's layers; only on a stage's first rank."""
 
     def __init__(self, projection: FeatureProjection) -> None:
         self._projection = projection
         self._index_of = {tap - 1: index for index, tap in enumerate(projection.taps)}
-        self._sum_RF: Tensor | None = None
+        self._states: dict[int, Tensor] = {}
 
     def __call__(self, layer_index: int, site: Site, hidden_RH: Tensor) -> None:
-        """Add the layer's product, if it is tapped."""
+        """Keep the layer's output, if it is tapped."""
         index = self._index_of.get(layer_index)
-        if site is not Site.MLP or index is None:
-            return
-        partial_RF = self._projection.partial(index, hidden_RH)
-        self._sum_RF = partial_RF if self._sum_RF is None else self._sum_RF + partial_RF
+        if site is Site.MLP and index is not None:
+            self._states[index] = hidden_RH
 
     def finish(self, rows: int, mesh: Mesh, dtype: torch.dtype) -> Tensor | None:
         """Add up along the pipeline: [R, F] on the coordinator, None on earlier stages."""
-        total_RF = self._sum_RF
-        if total_RF is None:
+        if self._states:
+            total_RF = self._projection.partial(self._states)
+        else:
             total_RF = torch.zeros(rows, self._projection.num_features, dtype=dtype)
         if not mesh.is_first_stage:
             total_RF = total_RF + recv_rows(torch.empty_like(total_RF), mesh)

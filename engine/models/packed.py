@@ -6,10 +6,17 @@ named here and nowhere else; where they or the CPU's support are absent, the pla
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from engine.models.layers import Linear
+
+Product = Callable[[Tensor], Tensor]
+"""[R, I] -> [R, O]."""
 
 _ROWS_HINT = 16
 """Rows of input that the layout is chosen for: between plain decoding and a wide block."""
@@ -42,6 +49,13 @@ def can_pack(dtype: torch.dtype) -> bool:
     if dtype == torch.bfloat16:
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())  # noqa: SLF001
     return dtype == torch.float32
+
+
+def packed_product(weight_OI: Tensor) -> Product:
+    """[R, I] -> [R, O] with a weight that lies packed where that is possible."""
+    if _is_packable(weight_OI):
+        return PackedLinear(weight_OI)
+    return partial(functional.linear, weight=weight_OI)
 
 
 def pack_linears(model: nn.Module) -> int:

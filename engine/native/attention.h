@@ -211,10 +211,11 @@ inline void attend_block(const float* queries, const T* const* keys, const T* co
   float accumulators[kGroupRows * kBlockColumns];
   for (int first = 0; first < pairs; first += kGroupRows) {
     const int count = std::min(kGroupRows, pairs - first);
+    const RowView<T> view = view_rows<T>(queries + (ptrdiff_t)first * head_dim, head_dim, count, words);
     for (int column = 0; column < most; column += kBlockColumns) {
       const uint32_t* block = buffers.packed_keys + (ptrdiff_t)(column / kBlockColumns) * words * kBlockColumns;
       std::memset(accumulators, 0, sizeof(float) * kBlockColumns * count);
-      chunk<T>(queries + (ptrdiff_t)first * head_dim, head_dim, count, block, words, accumulators,
+      chunk<T>(view, count, block, words, accumulators,
                next.keys + (ptrdiff_t)column * head_dim);
       for (int pair = 0; pair < count; ++pair)
         std::memcpy(buffers.scores + (ptrdiff_t)(first + pair) * kKeyBlock + column,

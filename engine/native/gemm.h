@@ -1,13 +1,15 @@
-// Matrix products of a few fp32 rows with packed weights, one accumulator chain per (row, column).
+// Matrix products of a few rows with packed weights, one accumulator chain per (row, column).
 //
 // Weights are packed in blocks of kBlockColumns output columns, [blocks][words][kBlockColumns] 32-bit words: a word
 // holds one fp32 or two bf16 neighbours along the inner dimension. Every (row, column) value is ONE chain of fused
-// multiply-adds in the order of the inner index, whichever tile shape, chunking or thread computes it: chunks park the
-// fp32 accumulators in memory, which is exact. So a row's bits never depend on the other rows.
+// multiply-adds, or of bf16 dot products where the machine has them, in the order of the inner index, whichever tile
+// shape, chunking or thread computes it: chunks park the fp32 accumulators in memory, which is exact. So a row's bits
+// never depend on the other rows.
 #pragma once
 
 #include <algorithm>
 
+#include "rows.h"
 #include "simd.h"
 #include "team.h"
 #include "tile_avx2.h"
@@ -28,21 +30,30 @@ struct Ahead {
 
 // accumulators[row][column] += rows x one block over `words` words of the inner dimension.
 template <class T, int Rows>
-inline void tile(const float* rows, ptrdiff_t row_stride, const uint32_t* weights, int words, float* accumulators,
-                 Ahead ahead) {
+inline void tile(RowView<T> view, const uint32_t* weights, int words, float* accumulators, Ahead ahead) {
   constexpr int per_word = Type<T>::kPerWord;
 #ifdef NATIVE_AVX2
   if constexpr (per_word == 2 && Rows == 4) {
-    tile_bf16_4x3(rows, row_stride, weights, words, accumulators, ahead.address, ahead.step);
+    tile_bf16_4x3(view.rows, view.stride, weights, words, accumulators, ahead.address, ahead.step);
     return;
   }
 #endif
+  const ptrdiff_t row_stride = view.stride;
   Floats sums[Rows][kBlockVectors];
   for (int row = 0; row < Rows; ++row)
     for (int v = 0; v < kBlockVectors; ++v) sums[row][v] = load<Floats>(accumulators + row * kBlockColumns + v * kLanes);
   for (int word = 0; word < words; ++word, weights += kBlockColumns, ahead.address += ahead.step) {
     for (int line = 0; line < kWordBytes; line += 48) __builtin_prefetch(ahead.address + line);
-    const float* activations = rows + word * per_word;
+    const auto* activations = view.rows + word * RowType<T>::kPerWord;
+    if constexpr (RowType<T>::kPerWord < per_word) {
+      Words words_of[kBlockVectors];
+      for (int v = 0; v < kBlockVectors; ++v) words_of[v] = load<Words>(weights + v * kLanes);
+      for (int row = 0; row < Rows; ++row) {
+        const Words activation = splat_word(activations[row * row_stride]);
+        for (int v = 0; v < kBlockVectors; ++v) sums[row][v] = bf16_dot(activation, words_of[v], sums[row][v]);
+      }
+      continue;
+    }
     Floats unpacked[kBlockVectors];
     for (int v = 0; v < kBlockVectors; ++v)
       unpacked[v] = in_register(Type<T>::template unpack<0>(load<Words>(weights + v * kLanes)));
@@ -65,25 +76,24 @@ inline void tile(const float* rows, ptrdiff_t row_stride, const uint32_t* weight
 
 // Calls tile<T, count> for a count known at run time.
 template <class T, int Rows = kMaxTileRows>
-inline void tile_of(int count, const float* rows, ptrdiff_t row_stride, const uint32_t* weights, int words,
-                    float* accumulators, Ahead ahead) {
+inline void tile_of(int count, RowView<T> rows, const uint32_t* weights, int words, float* accumulators, Ahead ahead) {
   if constexpr (Rows > 0) {
     if (count == Rows)
-      tile<T, Rows>(rows, row_stride, weights, words, accumulators, ahead);
+      tile<T, Rows>(rows, weights, words, accumulators, ahead);
     else
-      tile_of<T, Rows - 1>(count, rows, row_stride, weights, words, accumulators, ahead);
+      tile_of<T, Rows - 1>(count, rows, weights, words, accumulators, ahead);
   }
 }
 
 // All rows over one chunk, in row tiles of nearly equal size; each tile prefetches its share of what follows.
 template <class T>
-inline void chunk(const float* rows, ptrdiff_t row_stride, int num_rows, const uint32_t* weights, int words,
-                  float* accumulators, const void* next) {
+inline void chunk(RowView<T> rows, int num_rows, const uint32_t* weights, int words, float* accumulators,
+                  const void* next) {
   const int tiles = (num_rows + kMaxTileRows - 1) / kMaxTileRows;
   const ptrdiff_t step = (kWordBytes + tiles - 1) / tiles;
   for (int index = 0, row = 0; index < tiles; ++index) {
     const int count = (num_rows - row) / (tiles - index);
-    tile_of<T>(count, rows + row * row_stride, row_stride, weights, words, accumulators + row * kBlockColumns,
+    tile_of<T>(count, rows.from_row(row), weights, words, accumulators + row * kBlockColumns,
                {(const char*)next + index * step * words, step});
     row += count;
   }
@@ -91,8 +101,7 @@ inline void chunk(const float* rows, ptrdiff_t row_stride, int num_rows, const u
 
 // accumulators[num_rows][kBlockColumns] = rows[num_rows][inner] x one block of packed weights; num_rows <= kGroupRows.
 template <class T>
-inline void block_product(const float* rows, ptrdiff_t row_stride, int num_rows, const uint32_t* weights, int words,
-                          float* accumulators) {
+inline void block_product(RowView<T> rows, int num_rows, const uint32_t* weights, int words, float* accumulators) {
   std::memset(accumulators, 0, sizeof(float) * kBlockColumns * num_rows);
   const bool once = num_rows <= kMaxTileRows;
   const int chunks = once ? 1 : (words + kChunkWords - 1) / kChunkWords;
@@ -100,7 +109,7 @@ inline void block_product(const float* rows, ptrdiff_t row_stride, int num_rows,
     const Range part = share(words, index, chunks);
     const uint32_t* first = weights + (ptrdiff_t)part.first * kBlockColumns;
     const int count = part.last - part.first;
-    chunk<T>(rows + part.first * Type<T>::kPerWord, row_stride, num_rows, first, count, accumulators,
+    chunk<T>(rows.from_word(part.first), num_rows, first, count, accumulators,
              (const char*)first + (once ? kStreamAhead : count * kWordBytes));
   }
 }
@@ -112,9 +121,9 @@ inline void product(const float* rows, ptrdiff_t row_stride, int num_rows, const
   alignas(64) float accumulators[kGroupRows * kBlockColumns];
   for (int first = 0; first < num_rows; first += kGroupRows) {
     const int count = std::min(kGroupRows, num_rows - first);
+    const RowView<T> view = view_rows<T>(rows + first * row_stride, row_stride, count, words);
     for (int block = blocks.first; block < blocks.last; ++block) {
-      block_product<T>(rows + first * row_stride, row_stride, count, weights + (ptrdiff_t)block * words * kBlockColumns,
-                       words, accumulators);
+      block_product<T>(view, count, weights + (ptrdiff_t)block * words * kBlockColumns, words, accumulators);
       for (int row = 0; row < count; ++row)
         sink(first + row, block * kBlockColumns, accumulators + row * kBlockColumns);
     }

@@ -33,10 +33,20 @@ void mlp(const MlpArguments& arguments, int rows, int threads, const void* hidde
   run_team(threads, [&](const Team& team) { block.run(team, arguments, (const T*)hidden, (T*)out, nullptr); });
 }
 
-// Consecutive layers on the residual stream `hidden`, in place.
+// A thread's share of a residual state that somebody wants to see; the state is not written before the next barrier.
+template <class T>
+void show(const Team& team, const T* hidden, size_t size, T* target) {
+  if (!target) return;
+  const size_t first = size * team.thread / team.threads, last = size * (team.thread + 1) / team.threads;
+  std::memcpy(target + first, hidden + first, (last - first) * sizeof(T));
+}
+
+// Consecutive layers on the residual stream `hidden`, in place. `shown` has two places per layer, behind attention and
+// behind the MLP: where the stream is copied to, or null.
 template <class T>
 void layers(const AttentionArguments* const* attentions, const MlpArguments* const* mlps, int num_layers,
-            const Step& step, T* hidden, Workspace& workspace) {
+            const Step& step, T* hidden, T* const* shown, Workspace& workspace) {
+  const size_t size = (size_t)step.num_rows * mlps[0]->hidden_size;
   AttentionBlock<T> attention(*attentions[0], step);
   MlpBlock<T> mlp(*mlps[0], step.num_rows, step.num_threads);
   workspace.begin(attention.floats() + mlp.floats());
@@ -46,8 +56,10 @@ void layers(const AttentionArguments* const* attentions, const MlpArguments* con
     for (int layer = 0; layer < num_layers; ++layer) {
       attention.run(team, *attentions[layer], hidden, hidden, hidden);
       team.wait();
+      show(team, hidden, size, shown[2 * layer]);
       mlp.run(team, *mlps[layer], hidden, hidden, hidden);
       team.wait();
+      show(team, hidden, size, shown[2 * layer + 1]);
     }
   });
 }
@@ -100,8 +112,8 @@ EXPORT void native_workspace_destroy(void* workspace) { delete (Workspace*)works
   }                                                                                                              \
   EXPORT void native_layers_##suffix(const AttentionArguments* const* attentions,                                \
                                      const MlpArguments* const* mlps, int num_layers, const Step* step,          \
-                                     void* hidden, Workspace* workspace) {                                       \
-    layers<T>(attentions, mlps, num_layers, *step, (T*)hidden, *workspace);                                      \
+                                     void* hidden, void* const* shown, Workspace* workspace) {                   \
+    layers<T>(attentions, mlps, num_layers, *step, (T*)hidden, (T* const*)shown, *workspace);                    \
   }                                                                                                              \
   EXPORT void native_head_##suffix(const HeadArguments* arguments, int rows, int threads, const void* in,        \
                                    float* values, int64_t* ids, float* runner_ups, Workspace* workspace) {       \

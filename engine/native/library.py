@@ -165,7 +165,7 @@ def open_library(path: Path, dtype: torch.dtype) -> KernelLibrary:
         layers = _declare(
             library,
             f"native_layers_{suffix}",
-            [c_void_p, c_void_p, ctypes.c_int, c_void_p, c_void_p, c_void_p],
+            [c_void_p, c_void_p, ctypes.c_int, c_void_p, c_void_p, c_void_p, c_void_p],
         )
         head = _declare(library, f"native_head_{suffix}", _rows_then(5))
         eagle3 = _declare(library, f"native_eagle3_{suffix}", [c_void_p] * 3)

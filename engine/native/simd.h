@@ -23,6 +23,9 @@ namespace native {
 constexpr int kLanes = NATIVE_LANES, kBlockVectors = 3, kMaxTileRows = NATIVE_LANES == 16 ? 8 : 4;
 #elif defined(__AVX512F__)
 #define NATIVE_AVX512 1
+#if defined(__AVX512BF16__)
+#define NATIVE_BF16_DOT 1  // an instruction multiplies pairs of bf16 and adds both products to fp32
+#endif
 constexpr int kLanes = 16, kBlockVectors = 3, kMaxTileRows = 8;
 #elif defined(__AVX2__) && defined(__FMA__)
 #define NATIVE_AVX2 1
@@ -70,6 +73,15 @@ inline Floats fma(Floats a, Floats b, Floats c) {
   return a * b + c;
 #endif
 }
+
+#if defined(NATIVE_BF16_DOT)
+// Per lane: sum + a's first half * b's first half + a's second half * b's second half.
+inline Floats bf16_dot(Words a, Words b, Floats sum) {
+  return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
+}
+#else
+inline Floats bf16_dot(Words, Words, Floats sum) { return sum; }  // never called
+#endif
 
 // Keeps a value in a register where the compiler would rather load and unpack it again for every use.
 inline Floats in_register(Floats value) {

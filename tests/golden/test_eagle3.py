@@ -142,7 +142,7 @@ def whole_sequence(head: Eagle3Head, features: Tensor) -> Tensor:
 def projected(head: Eagle3Head) -> Tensor:
     """[LENGTH, H]: features as the verifier's pass sums them, tap by tap."""
     projection = head.projection(torch.float64)
-    parts = [projection.partial(tap, states()[:, tap]) for tap in range(3)]
+    parts = [projection.partial({tap: states()[:, tap]}) for tap in range(3)]
     return torch.stack(parts).sum(0)
 
 

@@ -131,7 +131,7 @@ def test_a_rank_that_does_not_draft_reads_the_projection_alone(
     assert alone.taps == whole.taps
     assert alone.num_features == 24
     for tap in range(3):
-        assert torch.equal(alone.partial(tap, states), whole.partial(tap, states))
+        assert torch.equal(alone.partial({tap: states}), whole.partial({tap: states}))
 
 
 def test_prepared_for_inference_a_head_computes_the_same(verifier: Path, tmp_path: Path) -> None:

@@ -189,7 +189,7 @@ def test_the_verifiers_part_is_the_same_linear_map() -> None:
     expected = head.mix(torch.cat(states, dim=-1))
     assert projection.taps == (1, 2, 3)
     assert projection.bias is not None
-    parts = [projection.partial(index, state) for index, state in enumerate(states)]
+    parts = [projection.partial({index: state}) for index, state in enumerate(states)]
     torch.testing.assert_close(sum(parts, projection.bias), expected)
 
 
