@@ -236,11 +236,13 @@ class RemoteDrafter:
         self._connecting.start()
 
     def _connect_until_up(self) -> None:
+        level = logging.WARNING
         while not self._closing.is_set():
             try:
                 self._fresh.append(self._connect())
             except Exception as error:  # noqa: BLE001 - whatever went wrong, it is tried again
-                logger.warning("no drafter yet: %s", error)
+                logger.log(level, "no drafter yet, trying again: %s", error)
+                level = logging.DEBUG
                 self._closing.wait(_RETRY_SECONDS)
             else:
                 return
