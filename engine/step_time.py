@@ -40,7 +40,7 @@ def measure_step_times(
     run_rows: Callable[[int], None],
     *,
     max_rows: int,
-    repetitions: int = 3,
+    repetitions: int = 7,
     row_counts: Sequence[int] = MEASURED_ROWS,
 ) -> StepTimeTable:
     """Time ``run_rows(n)`` for growing n: medians, and a larger block never looks cheaper."""
