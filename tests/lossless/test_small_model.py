@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 import pytest
@@ -13,10 +13,9 @@ from drafters.cached_model import CachedModel, limit_vocabulary
 from drafters.draft_tree import ChainShape, TreeShape
 from drafters.small_model import SmallModelDrafter
 from drafters.steered import SteeredDrafter, install_steering
-from drafters.steering import HEADS, SteeringHead, SteeringShape
+from drafters.steering import HEADS, SteeringHead
 from engine.config import speculation
-from engine.features import FeatureProjection
-from engine.interfaces import NeuralDrafter, Site
+from engine.interfaces import Site
 from engine.models.decoder import Decoder
 from engine.models.layers import Linear
 from engine.probe import Probe
@@ -24,6 +23,7 @@ from engine.records import Request, StepRecord
 from parallel.mesh import Mesh
 from tests.lossless.test_greedy import CONFIG
 from tests.support.engines import TinyEngine, answers, build_engine, random_decoder
+from tests.support.real_drafters import Part, random_steering_head
 from tests.support.reference import greedy_decode
 
 DRAFTER = replace(CONFIG, vocab_size=31, hidden_size=16, num_layers=2, num_heads=4, num_kv_heads=2)
@@ -68,30 +68,10 @@ def small_model(
     return SmallModelDrafter(cached, shape or ChainShape(num_tokens=5))
 
 
-@dataclass(frozen=True)
-class Part:
-    """A drafter and what it reads."""
-
-    drafter: NeuralDrafter
-    projection: FeatureProjection | None = None
-
-
 def steered(skill: Skill, kind: type[SteeringHead], *, strength: float = 1.0) -> Part:
     """A small model under a head with random weights; strength 0 is an untrained head."""
     model = drafting_model(skill)
-    shape = SteeringShape(
-        verifier_hidden_size=CONFIG.hidden_size,
-        taps=(1, 2, 3),
-        drafter_hidden_size=model.config.hidden_size,
-        drafter_intermediate_size=model.config.intermediate_size,
-        layers=tuple(range(model.config.num_layers)),
-    )
-    head = kind(shape, dtype=torch.float64)
-    generator = torch.Generator().manual_seed(2)
-    for parameter in head.parameters():
-        noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-        if strength > 0:
-            parameter.data.copy_(strength * noise * parameter.shape[-1] ** -0.5)
+    head = random_steering_head(CONFIG, model.config, kind, strength=strength)
     steering = install_steering(model, head)
     drafter = SteeredDrafter(small_model(model), steering)
     return Part(drafter, head.projection(torch.float64))

@@ -68,22 +68,35 @@ def small_model(verifier: ModelConfig, shape: ChainShape | TreeShape) -> Part:
 
 def steered(verifier: ModelConfig, shape: ChainShape | TreeShape) -> Part:
     model = _small(verifier)
-    steering_shape = SteeringShape(
-        verifier_hidden_size=verifier.hidden_size,
-        taps=(1, 2, 3),
-        drafter_hidden_size=model.config.hidden_size,
-        drafter_intermediate_size=model.config.intermediate_size,
-        layers=tuple(range(model.config.num_layers)),
-    )
-    head = SteeringHead(steering_shape, dtype=torch.float64)
-    generator = torch.Generator().manual_seed(2)
-    for parameter in head.parameters():
-        noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-        parameter.data.copy_(noise * parameter.shape[-1] ** -0.5)
+    head = random_steering_head(verifier, model.config)
     steering = install_steering(model, head)
     cached = CachedModel(model, num_slots=4, max_length=MAX_LENGTH)
     drafter = SteeredDrafter(SmallModelDrafter(cached, shape), steering)
     return Part(drafter, head.projection(torch.float64))
+
+
+def random_steering_head(
+    verifier: ModelConfig,
+    drafter: ModelConfig,
+    kind: type[SteeringHead] = SteeringHead,
+    *,
+    strength: float = 1.0,
+) -> SteeringHead:
+    """Random weights for all layers of a drafter; strength 0 is an untrained head."""
+    shape = SteeringShape(
+        verifier_hidden_size=verifier.hidden_size,
+        taps=(1, 2, 3),
+        drafter_hidden_size=drafter.hidden_size,
+        drafter_intermediate_size=drafter.intermediate_size,
+        layers=tuple(range(drafter.num_layers)),
+    )
+    head = kind(shape, dtype=torch.float64)
+    generator = torch.Generator().manual_seed(2)
+    for parameter in head.parameters():
+        noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+        if strength > 0:
+            parameter.data.copy_(strength * noise * parameter.shape[-1] ** -0.5)
+    return head
 
 
 def _small(verifier: ModelConfig) -> Decoder:
