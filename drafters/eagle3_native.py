@@ -1,26 +1,29 @@
 """An EAGLE-3 head as one native call per draft: new pairs and a greedy chain, no tensor in between.
 
 The chain of a small head is a hundred small operations; called one by one they cost several times
-what they compute. The torch code in ``drafters.eagle3`` says the same and grows trees.
-
-Legend: R new pairs, H hidden.
+what they compute. ``drafters.eagle3_chain.TorchChain`` says the same in torch.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
 
 import torch
-from torch import Tensor
 
+from drafters.draft_tree import ChainShape
+from drafters.eagle3_chain import HeadState, Pairs
 from drafters.eagle3_head import Eagle3Head
-from drafters.head_cache import HeadCache
 from engine.models.decoder import GatedMLP
 from engine.models.layers import Linear
 from engine.native.availability import load_library, native_available
 from engine.native.library import DTYPES, Eagle3Arguments, Eagle3Call
-from engine.native.modules import NativeHead, NativeMLP, linear_weight
+from engine.native.modules import (
+    NativeHead,
+    NativeMLP,
+    linear_shape,
+    linear_weight,
+    packed_mlp_shapes,
+)
 from engine.native.packing import WeightArena, packed_bytes
 from engine.native.runtime import Runtime
 
@@ -35,7 +38,7 @@ def can_nativize(head: Eagle3Head) -> bool:
 
 
 class NativeEagle3:
-    """A head's weights in the kernels' layout; one draft at a time."""
+    """Implements ``ChainDrafting`` with weights in the kernels' layout; one draft at a time."""
 
     def __init__(self, head: Eagle3Head) -> None:
         """Before the head packs its own layers; ``can_nativize`` must hold."""
@@ -44,9 +47,8 @@ class NativeEagle3:
         assert isinstance(lm_head, Linear)
         self._head = head
         library = load_library(head.dtype)
-        shapes = [_shape(layer.qkv), _shape(layer.o), _shape(mlp.down), _shape(lm_head)]
-        outputs, inputs = _shape(mlp.gate_up)
-        shapes += [(outputs // 2, inputs)] * 2
+        shapes = [linear_shape(one) for one in (layer.qkv, layer.o, lm_head)]
+        shapes += packed_mlp_shapes(mlp)
         num_bytes = [
             packed_bytes(one, head.dtype.itemsize, library.block_columns) for one in shapes
         ]
@@ -59,46 +61,43 @@ class NativeEagle3:
         self._tables = self._runtime.rotary_tables(head.rotary)
         self._arguments = self._fill()
 
-    def draft(
-        self,
-        cache: HeadCache,
-        newest_1H: Tensor,
-        features_RH: Tensor,
-        token_ids: Sequence[int],
-        *,
-        start: int,
-        num_drafts: int,
-        min_probability: float,
-    ) -> tuple[int, ...]:
-        """Cache R pairs at positions from ``start`` on, then a chain of at most ``num_drafts``.
+    def read(self, state: HeadState, pairs: Pairs) -> None:
+        """As the protocol says."""
+        self._call(state, pairs, num_drafts=0, min_probability=0.0)
 
-        ``newest_1H`` is read where there are no new pairs and written where there are: the layer's
-        output for the newest pair. The chain ends early where its probability falls below
-        ``min_probability``.
-        """
+    def draft(self, state: HeadState, pairs: Pairs, shape: ChainShape) -> tuple[int, ...]:
+        """As the protocol says."""
+        return self._call(
+            state, pairs, num_drafts=shape.num_tokens, min_probability=shape.min_probability
+        )
+
+    def _call(
+        self, state: HeadState, pairs: Pairs, *, num_drafts: int, min_probability: float
+    ) -> tuple[int, ...]:
         self._use_tables()
-        keys_KSD, values_KSD = cache.reserve(start + len(token_ids) + num_drafts)
-        features_RH = features_RH.contiguous()
-        pending = torch.tensor(token_ids, dtype=torch.int64)
+        keys, values = state.cache.reserve(state.num_pairs + len(pairs) + num_drafts)
+        features_RH = pairs.features.contiguous()
+        token_ids = torch.tensor(pairs.token_ids, dtype=torch.int64)
         drafted = torch.empty(num_drafts, dtype=torch.int64)
         call = Eagle3Call(
             num_threads=torch.get_num_threads(),
-            num_pairs=len(token_ids),
+            num_pairs=len(pairs),
             num_drafts=num_drafts,
             min_probability=min_probability,
-            start=start,
+            start=state.num_pairs,
             features=features_RH.data_ptr(),
-            token_ids=pending.data_ptr(),
-            keys=keys_KSD.data_ptr(),
-            values=values_KSD.data_ptr(),
-            head_stride=keys_KSD.stride(0),
-            newest=newest_1H.data_ptr(),
+            token_ids=token_ids.data_ptr(),
+            keys=keys.data_ptr(),
+            values=values.data_ptr(),
+            head_stride=keys.stride(0),
+            newest=state.newest.data_ptr(),
             drafted=drafted.data_ptr(),
             num_drafted=0,
         )
         self._runtime.library.eagle3(
             ctypes.addressof(self._arguments), ctypes.addressof(call), self._runtime.workspace
         )
+        state.advance(pairs)
         return tuple(drafted[: call.num_drafted].tolist())
 
     def _use_tables(self) -> None:
@@ -132,8 +131,3 @@ class NativeEagle3:
             mlp=self._mlp.address,
             head=self._top.address,
         )
-
-
-def _shape(linear: torch.nn.Module) -> tuple[int, int]:
-    outputs, inputs = linear_weight(linear).shape
-    return outputs, inputs

@@ -107,7 +107,7 @@ def train_small(
     task = SmallTask(drafter, frozen_verifier(run.engine, ranks))
     result = train(task, data, run.training, folder, ranks.data_parallel)
     drafter.load_state_dict(result.weights, strict=False)
-    if ranks.data_parallel.is_first:
+    if ranks.is_first:
         save_small(drafter, run, folder)
     return result
 
@@ -130,7 +130,7 @@ def train_steered(
         task.freeze_drafter()
     result = train(task, data, run.training, folder, ranks.data_parallel)
     task.module.load_state_dict(result.weights, strict=False)
-    if ranks.data_parallel.is_first:
+    if ranks.is_first:
         save_small(drafter, run, folder)
         save_steering(head.to(torch.bfloat16), folder)
     return result

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -73,16 +72,8 @@ def training_prompts(config: DataConfig, tokenizer: ChatTokenizer) -> list[tuple
     return list(dict.fromkeys(found))
 
 
-def open_answers(path: Path, config: DataConfig, model_id: str) -> AnswerFile:
-    """Answers of one model under this configuration's limits, kept for repeated runs."""
-    return AnswerFile(path, model_id=model_id, max_tokens=config.max_tokens)
-
-
-def recorded(
-    prompts: Sequence[tuple[int, ...]], path: Path, config: DataConfig, model_id: str
-) -> list[Transcript]:
+def recorded(prompts: Sequence[tuple[int, ...]], answers: AnswerFile) -> list[Transcript]:
     """The prompts with their recorded answers; empty ones are left out."""
-    answers = open_answers(path, config, model_id)
     return [
         Transcript(prompt_ids=prompt_ids, output_ids=output_ids)
         for prompt_ids in prompts

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from drafters.assemble import assemble_engine
+from drafters.training.answers import AnswerFile
 from drafters.training.capture import generate_transcripts
 from drafters.training.config import BackendName, TrainingConfig, TrainingPrecision
 from drafters.training.loop import TrainingData
 from engine.config import EngineConfig
 from engine.tokenizer import load_tokenizer
 from engine.weights import resolve_model
-from launch.drafter_data import DataConfig, open_answers, recorded, split, training_prompts
+from launch.drafter_data import DataConfig, recorded, split, training_prompts
 from launch.progress import progress_bar, stage_progress
 from launch.recipes import EngineFlags, engine_config
 from launch.training_ranks import TrainingRanks, check_tensor_parallel
@@ -128,29 +131,34 @@ def collect_data(
     Raises:
         ValueError: a verifier or data that do not fit; one sentence.
     """
-    path = folder / "answers.jsonl"
-    if ranks.verifier.world_size > 1:
-        _answer(engine, config, path, ranks.verifier)
-    elif ranks.is_first:
-        _answer(engine, config, path, Mesh.single())
-    wait_for_all(ranks.data_parallel)
     prompts = training_prompts(config, load_tokenizer(resolve_model(engine.model)))
-    return split(recorded(prompts, path, config, engine.model), config)
+    answers = partial(
+        AnswerFile,
+        folder / "answers.jsonl",
+        model_id=engine.model,
+        max_tokens=config.max_tokens,
+    )
+    if ranks.verifier.world_size > 1 or ranks.is_first:
+        _answer(engine, prompts, answers(), ranks.verifier, config.max_tokens)
+    wait_for_all(ranks.data_parallel)
+    return split(recorded(prompts, answers()), config)
 
 
-def _answer(engine_config_: EngineConfig, config: DataConfig, path: Path, mesh: Mesh) -> None:
+def _answer(
+    config: EngineConfig,
+    prompts: Sequence[tuple[int, ...]],
+    answers: AnswerFile,
+    mesh: Mesh,
+    max_tokens: int,
+) -> None:
     """Make the answers that are missing, if any; collective over the mesh."""
-    prompts = training_prompts(config, load_tokenizer(resolve_model(engine_config_.model)))
-    answers = open_answers(path, config, engine_config_.model)
     if all(answers.get(prompt) is not None for prompt in prompts):
         return
-    engine = assemble_engine(engine_config_, mesh)
+    engine = assemble_engine(config, mesh)
     if not engine.is_coordinator:
         engine.follow()
         return
     with progress_bar() as bar:
         progress = stage_progress(bar, "answers", len(prompts))
-        generate_transcripts(
-            engine, prompts, answers, max_tokens=config.max_tokens, progress=progress
-        )
+        generate_transcripts(engine, prompts, answers, max_tokens=max_tokens, progress=progress)
     engine.stop()

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 
 import torch
 
@@ -16,6 +17,9 @@ from engine.weights import load_model
 from parallel.data_parallel import DataParallel, data_parallel_world
 from parallel.mesh import Mesh, build_mesh
 from parallel.rendezvous import destroy_process_group, init_from_torchrun
+
+_PATIENCE = timedelta(days=2)
+"""How long ranks wait for the one that makes the answers; torchrun ends them all if it dies."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +41,7 @@ def training_ranks(tensor_parallel_size: int) -> Iterator[TrainingRanks]:
     """The ranks of torchrun, or this process alone; ``check_tensor_parallel`` comes before."""
     under_torchrun = "TORCHELASTIC_RUN_ID" in os.environ
     if under_torchrun:
-        init_from_torchrun()
+        init_from_torchrun(timeout=_PATIENCE)
     shared = tensor_parallel_size > 1
     yield TrainingRanks(
         data_parallel=data_parallel_world(),

@@ -17,8 +17,7 @@ import torch
 from drafters.neural import load_drafter
 from drafters.service import serve_drafter
 from engine.config import EngineConfig
-from engine.interfaces import NeuralDrafter
-from engine.records import Draft, SequenceView
+from engine.drafting import CountedDrafter
 from ray_app.drafter_link import DrafterListener
 from ray_app.messages import DrafterFound
 
@@ -32,42 +31,25 @@ class DrafterVitals:
     """Drafts made by this process."""
 
 
-class CountingDrafter:
-    """The drafter, and how often it was asked."""
-
-    def __init__(self, drafter: NeuralDrafter) -> None:
-        self._drafter = drafter
-        self.num_drafts = 0
-
-    def draft(self, view: SequenceView) -> Draft:
-        """The drafter's draft."""
-        self.num_drafts += 1
-        return self._drafter.draft(view)
-
-    def forget(self, request_id: str) -> None:
-        """Handed on."""
-        self._drafter.forget(request_id)
-
-
 class DrafterActor:
     """Loads one drafter and serves one verifier, again and again."""
 
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
-        self._drafter: CountingDrafter | None = None
+        self._drafter: CountedDrafter | None = None
         self._listener: DrafterListener | None = None
         logging.basicConfig(format="drafter: %(levelname)s %(name)s: %(message)s")
 
     def prepare(self, token: str) -> DrafterFound:
         """Load the weights and listen; returns where. Raises ``ValueError`` for a bad drafter."""
         torch.set_num_threads(self._config.num_threads or 1)
-        self._drafter = CountingDrafter(load_drafter(self._config))
+        self._drafter = CountedDrafter(load_drafter(self._config))
         self._listener = DrafterListener(ray.util.get_node_ip_address(), token)
         return self._listener.address
 
     def ping(self) -> DrafterVitals:
         """Answers as long as the process can run at all."""
-        num_drafts = 0 if self._drafter is None else self._drafter.num_drafts
+        num_drafts = 0 if self._drafter is None else self._drafter.num_calls
         return DrafterVitals(pid=os.getpid(), num_drafts=num_drafts)
 
     def run(self) -> None:

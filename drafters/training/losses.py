@@ -1,10 +1,8 @@
-"""Losses of neural drafters and what they say about acceptance: pure functions of logits.
+"""Which positions count in a drafter's loss, how much, and what agreement says about acceptance.
 
-Softmaxes are taken in float32 whatever the logits' precision. Means run over the positions that
-count; where none counts a mean is 0, with a gradient of 0.
+Means run over the positions that count; where none counts a mean is 0, with a gradient of 0.
 
-Legend: B sequences, T positions, N positions of any arrangement, V verifier vocabulary, D draft
-vocabulary.
+Legend: B sequences, T positions, N positions of any arrangement.
 """
 
 from __future__ import annotations
@@ -13,17 +11,6 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.nn import functional
-
-
-def kl_divergence(verifier_logits_NV: Tensor, draft_logits_NV: Tensor, mask_N: Tensor) -> Tensor:
-    """KL(verifier || drafter) over the whole vocabulary, averaged over the positions in the mask.
-
-    SD²'s ``loss_method kl``: temperature 1, summed over the vocabulary.
-    """
-    log_p_NV = functional.log_softmax(verifier_logits_NV.float(), dim=-1)
-    log_q_NV = functional.log_softmax(draft_logits_NV.float(), dim=-1)
-    return masked_mean((log_p_NV.exp() * (log_p_NV - log_q_NV)).sum(-1), mask_N)
 
 
 def masked_mean(values_N: Tensor, mask_N: Tensor) -> Tensor:
@@ -66,11 +53,6 @@ def weighted_total(losses: Sequence[Tensor], weights: Sequence[float]) -> Tensor
     return torch.stack(terms).sum()
 
 
-def argmax_agreement(draft_logits_ND: Tensor, draft_ids_D: Tensor, token_ids_N: Tensor) -> Tensor:
-    """[N] bool: the drafter's most likely token, as a verifier id, is the given one."""
-    return draft_ids_D[draft_logits_ND.argmax(-1)] == token_ids_N
-
-
 def stepped_acceptance(accepted_BT: Tensor, starts_BT: Tensor) -> float:
     """Accepted draft tokens per step of greedy decoding that goes through these answers.
 
@@ -102,11 +84,3 @@ def accepted_lengths(agree_BT: Tensor, lookahead: int) -> Tensor:
         run_B = (run_B + 1) * agree_BT[:, place]
         lengths_BT[:, place] = run_B
     return lengths_BT.clamp(max=lookahead)
-
-
-def sampled_acceptance(verifier_probs_NV: Tensor, draft_probs_NV: Tensor, mask_N: Tensor) -> Tensor:
-    """Σ min(p, q), averaged over the mask: the chance that a *sampled* draft token is accepted.
-
-    Leviathan et al. (arXiv 2211.17192), section 3.2: 1 minus the total variation distance.
-    """
-    return masked_mean(torch.minimum(verifier_probs_NV, draft_probs_NV).sum(-1), mask_N)

@@ -215,8 +215,7 @@ inline void attend_block(const float* queries, const T* const* keys, const T* co
     for (int column = 0; column < most; column += kBlockColumns) {
       const uint32_t* block = buffers.packed_keys + (ptrdiff_t)(column / kBlockColumns) * words * kBlockColumns;
       std::memset(accumulators, 0, sizeof(float) * kBlockColumns * count);
-      chunk<T>(view, count, block, words, accumulators,
-               next.keys + (ptrdiff_t)column * head_dim);
+      chunk<T>(view, count, block, words, accumulators, next.keys + (ptrdiff_t)column * head_dim);
       for (int pair = 0; pair < count; ++pair)
         std::memcpy(buffers.scores + (ptrdiff_t)(first + pair) * kKeyBlock + column,
                     accumulators + pair * kBlockColumns, sizeof(float) * kBlockColumns);

@@ -28,47 +28,49 @@ struct Ahead {
   ptrdiff_t step;  // bytes per word of the inner dimension
 };
 
+// sums[row][column] += half of each row's first word x the same half of each of the block's words.
+template <class T, int Rows, int Half>
+inline void multiply_half(RowView<T> view, const uint32_t* weights, Floats sums[Rows][kBlockVectors]) {
+  Floats unpacked[kBlockVectors];
+  for (int v = 0; v < kBlockVectors; ++v)
+    unpacked[v] = in_register(Type<T>::template unpack<Half>(load<Words>(weights + v * kLanes)));
+  for (int row = 0; row < Rows; ++row) {
+    const Floats activation = splat(view.rows[row * view.stride + Half]);
+    for (int v = 0; v < kBlockVectors; ++v) sums[row][v] = fma(activation, unpacked[v], sums[row][v]);
+  }
+}
+
+// The whole word: a dot product where rows are packed in pairs, one half after the other elsewhere.
+template <class T, int Rows>
+inline void multiply_word(RowView<T> view, const uint32_t* weights, Floats sums[Rows][kBlockVectors]) {
+  if constexpr (RowType<T>::kPerWord < Type<T>::kPerWord) {
+    Words pairs[kBlockVectors];
+    for (int v = 0; v < kBlockVectors; ++v) pairs[v] = load<Words>(weights + v * kLanes);
+    for (int row = 0; row < Rows; ++row) {
+      const Words activation = splat_word(view.rows[row * view.stride]);
+      for (int v = 0; v < kBlockVectors; ++v) sums[row][v] = bf16_dot(activation, pairs[v], sums[row][v]);
+    }
+  } else {
+    multiply_half<T, Rows, 0>(view, weights, sums);
+    if constexpr (Type<T>::kPerWord == 2) multiply_half<T, Rows, 1>(view, weights, sums);
+  }
+}
+
 // accumulators[row][column] += rows x one block over `words` words of the inner dimension.
 template <class T, int Rows>
 inline void tile(RowView<T> view, const uint32_t* weights, int words, float* accumulators, Ahead ahead) {
-  constexpr int per_word = Type<T>::kPerWord;
 #ifdef NATIVE_AVX2
-  if constexpr (per_word == 2 && Rows == 4) {
+  if constexpr (Type<T>::kPerWord == 2 && Rows == 4) {
     tile_bf16_4x3(view.rows, view.stride, weights, words, accumulators, ahead.address, ahead.step);
     return;
   }
 #endif
-  const ptrdiff_t row_stride = view.stride;
   Floats sums[Rows][kBlockVectors];
   for (int row = 0; row < Rows; ++row)
     for (int v = 0; v < kBlockVectors; ++v) sums[row][v] = load<Floats>(accumulators + row * kBlockColumns + v * kLanes);
   for (int word = 0; word < words; ++word, weights += kBlockColumns, ahead.address += ahead.step) {
     for (int line = 0; line < kWordBytes; line += 48) __builtin_prefetch(ahead.address + line);
-    const auto* activations = view.rows + word * RowType<T>::kPerWord;
-    if constexpr (RowType<T>::kPerWord < per_word) {
-      Words words_of[kBlockVectors];
-      for (int v = 0; v < kBlockVectors; ++v) words_of[v] = load<Words>(weights + v * kLanes);
-      for (int row = 0; row < Rows; ++row) {
-        const Words activation = splat_word(activations[row * row_stride]);
-        for (int v = 0; v < kBlockVectors; ++v) sums[row][v] = bf16_dot(activation, words_of[v], sums[row][v]);
-      }
-      continue;
-    }
-    Floats unpacked[kBlockVectors];
-    for (int v = 0; v < kBlockVectors; ++v)
-      unpacked[v] = in_register(Type<T>::template unpack<0>(load<Words>(weights + v * kLanes)));
-    for (int row = 0; row < Rows; ++row) {
-      const Floats activation = splat(activations[row * row_stride]);
-      for (int v = 0; v < kBlockVectors; ++v) sums[row][v] = fma(activation, unpacked[v], sums[row][v]);
-    }
-    if constexpr (per_word == 2) {
-      for (int v = 0; v < kBlockVectors; ++v)
-        unpacked[v] = in_register(Type<T>::template unpack<1>(load<Words>(weights + v * kLanes)));
-      for (int row = 0; row < Rows; ++row) {
-        const Floats activation = splat(activations[row * row_stride + 1]);
-        for (int v = 0; v < kBlockVectors; ++v) sums[row][v] = fma(activation, unpacked[v], sums[row][v]);
-      }
-    }
+    multiply_word<T, Rows>(view.from_word(word), weights, sums);
   }
   for (int row = 0; row < Rows; ++row)
     for (int v = 0; v < kBlockVectors; ++v) store(accumulators + row * kBlockColumns + v * kLanes, sums[row][v]);

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from torch import nn
-
 from engine.models.decoder import Attention, Decoder, DecoderLayer, GatedMLP
 from engine.models.layers import Linear, RMSNorm
 from engine.native.availability import load_library, unavailable_reason
@@ -14,7 +12,8 @@ from engine.native.modules import (
     NativeHead,
     NativeMLP,
     UnpackingLinear,
-    linear_weight,
+    linear_shape,
+    packed_mlp_shapes,
 )
 from engine.native.packing import WeightArena, packed_bytes
 from engine.native.runtime import Runtime
@@ -68,23 +67,16 @@ def _is_embedding(model: Decoder, head: Linear) -> bool:
 
 
 def _arena_bytes(model: Decoder, block_columns: int) -> int:
-    """Packed size of every linear layer; gate and up are padded each on its own."""
+    """Packed size of every linear layer."""
     shapes: list[tuple[int, int]] = []
     for module in model.modules():
         if isinstance(module, GatedMLP):
-            outputs, inputs = linear_weight(module.gate_up).shape
-            shapes += [(outputs // 2, inputs)] * 2
-            shapes.append(_shape(module.down))
+            shapes += packed_mlp_shapes(module)
         elif isinstance(module, Attention):
-            shapes += [_shape(module.qkv), _shape(module.o)]
+            shapes += [linear_shape(module.qkv), linear_shape(module.o)]
     if model.head is not None:
-        shapes.append(_shape(model.head))
+        shapes.append(linear_shape(model.head))
     return sum(packed_bytes(shape, model.dtype.itemsize, block_columns) for shape in shapes)
-
-
-def _shape(linear: nn.Module) -> tuple[int, int]:
-    outputs, inputs = linear_weight(linear).shape
-    return outputs, inputs
 
 
 def unsupported_reason(model: Decoder) -> str | None:

@@ -187,6 +187,18 @@ def linear_weight(linear: nn.Module) -> Tensor:
     return inner.weight
 
 
+def linear_shape(linear: nn.Module) -> tuple[int, int]:
+    """Local [O, I] of a linear layer."""
+    outputs, inputs = linear_weight(linear).shape
+    return outputs, inputs
+
+
+def packed_mlp_shapes(mlp: GatedMLP) -> list[tuple[int, int]]:
+    """[O, I] of an MLP's packed weights; gate and up are padded each on its own."""
+    outputs, inputs = linear_shape(mlp.gate_up)
+    return [(outputs // 2, inputs), (outputs // 2, inputs), linear_shape(mlp.down)]
+
+
 def _row_parallel(linear: nn.Module) -> tuple[Tensor, Mesh | None]:
     mesh = linear.mesh if isinstance(linear, RowParallelLinear) else None
     return linear_weight(linear), mesh

@@ -8,13 +8,10 @@ receiver has the message; DRAFT is a question and its reply, from a drafter that
 
 from __future__ import annotations
 
-import multiprocessing
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 
 import torch
 import torch.distributed as dist
@@ -23,28 +20,25 @@ from rich.table import Table
 from torch import Tensor
 
 from drafters.remote import RemoteDrafter
-from drafters.service import serve_drafter
 from engine.block import SequenceRows
 from engine.candidates import TokenTree
 from engine.channels import BroadcastControl
 from engine.control import Verdict, message_length
 from engine.features import FeatureProjection, FeatureReader
 from engine.kv_cache import Commit
-from engine.records import NO_COPIES, Draft, SequenceView
+from engine.records import NO_COPIES, SequenceView
+from launch.bench.instant_drafter import START_SECONDS, CountedLink, drafter_process
 from launch.bench.ranks import joined_mesh, launched_rank, launched_world_size
 from launch.cli import parse, user_errors
 from parallel.collectives import barrier, broadcast_floats
 from parallel.link import Link
 from parallel.mesh import Mesh
-from ray_app.drafter_link import DrafterListener, connect_drafter
-from ray_app.messages import DrafterFound
+from ray_app.drafter_link import connect_drafter
 
 PROG = "python -m launch.bench.messages"
 LAUNCH = "torchrun --nproc-per-node 2 -m launch.bench.messages"
 _WARM_UP = 20
 _CONTEXT = 64
-_START_SECONDS = 60.0
-_TOKEN = "messages"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,16 +199,16 @@ def _draft(flags: MessageFlags) -> Measured:
     rounds = _WARM_UP + flags.rounds
     num_tokens = _CONTEXT + flags.accepted * rounds
     features = torch.zeros(num_tokens, flags.features, dtype=torch.bfloat16)
-    links: list[_CountedLink] = []
+    links: list[CountedLink] = []
 
     def connect() -> Link:
-        links.append(_CountedLink(connect_drafter(address)))
+        links.append(CountedLink(connect_drafter(address)))
         return links[-1]
 
     times = []
-    with _drafter_process() as address:
+    with drafter_process() as address:
         drafter = RemoteDrafter(connect, vocab_size=num_tokens)
-        drafter.wait_until_up(_START_SECONDS)
+        drafter.wait_until_up(START_SECONDS)
         for index in range(rounds):
             length = _CONTEXT + index * flags.accepted
             view = _view(length, features, max(1, flags.rows - 1))
@@ -223,8 +217,9 @@ def _draft(flags: MessageFlags) -> Measured:
             drafter.draft(view)
             times.append(time.monotonic() - began)
         drafter.close()
+    late = drafter.counters.missed
     return Measured(
-        name="DRAFT, question and reply",
+        name=f"DRAFT, question and reply{f' ({late} of {rounds} too late)' if late else ''}",
         way="coordinator -> drafter -> coordinator",
         num_bytes=links[0].num_bytes,
         seconds=times[_WARM_UP:],
@@ -240,59 +235,6 @@ def _view(length: int, features: Tensor, max_draft_tokens: int) -> SequenceView:
         probe_score=None,
         features=features[: length - 1],
     )
-
-
-class _CountedLink:
-    """Implements ``Link`` and counts the bytes of the frames in both directions."""
-
-    def __init__(self, link: Link) -> None:
-        self._link = link
-        self.num_bytes = 0
-
-    @property
-    def num_damaged(self) -> int:
-        return self._link.num_damaged
-
-    def send(self, frame: bytes) -> None:
-        self.num_bytes += len(frame)
-        self._link.send(frame)
-
-    def receive(self, timeout: float | None) -> bytes | None:
-        frame = self._link.receive(timeout)
-        self.num_bytes += 0 if frame is None else len(frame)
-        return frame
-
-    def close(self) -> None:
-        self._link.close()
-
-
-class _InstantDrafter:
-    """Implements ``NeuralDrafter`` without thinking."""
-
-    def draft(self, view: SequenceView) -> Draft:
-        return Draft(source="neural", candidates=(tuple(range(view.max_draft_tokens)),))
-
-    def forget(self, request_id: str) -> None:
-        del request_id
-
-
-@contextmanager
-def _drafter_process() -> Iterator[DrafterFound]:
-    """A drafter that answers at once, in a process of its own."""
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_run_drafter, args=(theirs,), daemon=True)
-    process.start()
-    yield ours.recv()
-    process.join(_START_SECONDS)
-    process.kill()
-
-
-def _run_drafter(found: Connection) -> None:
-    torch.set_num_threads(1)
-    listener = DrafterListener("127.0.0.1", _TOKEN)
-    found.send(listener.address)
-    serve_drafter(listener.accept(), _InstantDrafter())
 
 
 if __name__ == "__main__":

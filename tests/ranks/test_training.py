@@ -92,7 +92,7 @@ def test_ranks_share_a_verifier_and_each_gets_the_states_of_its_own_batch(size: 
         for turn in range(3):
             states = alone.states(own_batch(rank, turn), (1, 2))
             expected = [states.taps, states.final, alone.logits(states.final[0])]
-            for ours, theirs in zip(found[3 * turn :], expected, strict=False):
+            for ours, theirs in zip(found[3 * turn : 3 * turn + 3], expected, strict=True):
                 torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
 
 

@@ -22,7 +22,7 @@ from drafters.training.batches import Batch
 from drafters.training.capture import Transcript
 from drafters.training.config import TrainingConfig
 from drafters.training.loop import TrainingData, TrainingResult, train
-from drafters.training.losses import argmax_agreement, masked_mean, shift_targets
+from drafters.training.losses import masked_mean, shift_targets
 from drafters.training.step_log import TRAINING_LOG, read_log
 from parallel.data_parallel import DataParallel, data_parallel_world
 from parallel.rendezvous import destroy_process_group, init_from_torchrun
@@ -75,7 +75,7 @@ class ToyTask:
         surprise_BT = functional.cross_entropy(
             logits_BTV.transpose(1, 2), targets_BT, reduction="none"
         )
-        agree_BT = argmax_agreement(logits_BTV, torch.arange(VOCAB_SIZE), targets_BT)
+        agree_BT = logits_BTV.argmax(-1) == targets_BT
         weight = (
             1 + self.noise * torch.rand((), generator=generator) + (torch.nan if failing else 0.0)
         )

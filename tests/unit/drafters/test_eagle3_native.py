@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from drafters.draft_tree import ChainShape
-from drafters.eagle3 import Eagle3Drafter, TorchChain
+from drafters.eagle3 import Eagle3Drafter
+from drafters.eagle3_chain import HeadState, Pairs, TorchChain
 from drafters.eagle3_config import Eagle3Config
 from drafters.eagle3_head import Eagle3Head
 from drafters.eagle3_native import NativeEagle3, can_nativize
-from drafters.head_cache import HeadCache
 from drafters.vocabulary import DraftVocabulary
 from tests.support.steered import view
 from tests.support.tiny import LLAMA33
@@ -79,11 +79,10 @@ def test_native_and_torch_write_the_same_cache() -> None:
     features, tokens = torch.randn(200, 64, generator=torch.Generator().manual_seed(1)), range(200)
     found = []
     for chain in (TorchChain(made), NativeEagle3(made)):
-        cache, newest = HeadCache(WIDE.num_kv_heads, 32, torch.float32), torch.empty(1, 64)
+        state = HeadState.empty(made)
         with torch.inference_mode():
-            chain.draft(
-                cache, newest, features, list(tokens), start=0, num_drafts=2, min_probability=0.0
-            )
-        found.append((newest, *(one[:, :201] for one in cache.reserve(201))))
+            chain.draft(state, Pairs(features, tuple(tokens)), ChainShape(num_tokens=2))
+        assert (state.num_pairs, state.newest_token) == (200, 199)
+        found.append((state.newest, *(one[:, :201] for one in state.cache.reserve(201))))
     for ours, theirs in zip(*found, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)

@@ -26,6 +26,9 @@ def test_half_written_line_is_dropped_and_the_file_stays_usable(tmp_path: Path) 
     AnswerFile(path, model_id="a", max_tokens=9).add((1,), [5])
     with path.open("a") as file:
         file.write('{"key": "abc", "outp')
+    before = path.read_bytes()
+    assert AnswerFile(path, model_id="a", max_tokens=9).get((1,)) == (5,)
+    assert path.read_bytes() == before, "ranks read while another one writes"
     AnswerFile(path, model_id="a", max_tokens=9).add((2,), [6])
     restarted = AnswerFile(path, model_id="a", max_tokens=9)
     assert (restarted.get((1,)), restarted.get((2,))) == ((5,), (6,))

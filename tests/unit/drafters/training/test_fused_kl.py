@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor
 
 from drafters.training import fused_kl as module
 from drafters.training.fused_kl import fused_kl
-from drafters.training.losses import kl_divergence
+
+
+def written_out(verifier_LV: Tensor, drafter_LV: Tensor) -> Tensor:
+    """KL(verifier || drafter), the mean over the rows."""
+    p_LV, q_LV = verifier_LV.softmax(-1), drafter_LV.softmax(-1)
+    return (p_LV * (p_LV / q_LV).log()).sum(-1).mean()
 
 
 @pytest.mark.parametrize("chunk_rows", [1, 3, 128])
@@ -22,7 +28,7 @@ def test_loss_gradient_and_agreement_are_those_of_whole_logits(
     ours, plain = (states.clone().requires_grad_() for _ in range(2))
     found = fused_kl(ours, head, lambda rows: wanted[rows])
     logits = plain @ head.T
-    expected = kl_divergence(wanted, logits, torch.ones(7, dtype=torch.bool))
+    expected = written_out(wanted, logits)
     assert found.loss.item() == pytest.approx(expected.item(), rel=1e-5)
     assert torch.equal(found.agree, logits.argmax(-1) == wanted.argmax(-1))
     (3 * found.loss).backward()  # type: ignore[no-untyped-call]
@@ -32,9 +38,29 @@ def test_loss_gradient_and_agreement_are_those_of_whole_logits(
     torch.testing.assert_close(ours.grad, plain.grad, rtol=1e-5, atol=1e-7)
 
 
+def test_it_is_forward_from_verifier_to_drafter_and_zero_for_equal_logits() -> None:
+    """Catches swapped arguments: a drafter that is sure of a wrong token costs more."""
+    unsure, sure = torch.tensor([[0.0, 0.0]]), torch.tensor([[8.0, -8.0]])
+    head = torch.eye(2)
+    assert fused_kl(sure, head, lambda rows: unsure[rows]).loss > 7
+    assert fused_kl(unsure, head, lambda rows: sure[rows]).loss < 1
+    assert fused_kl(sure, head, lambda rows: sure[rows] + 7).loss.item() == pytest.approx(0)
+
+
+def test_bfloat16_states_are_compared_in_float32() -> None:
+    generator = torch.Generator().manual_seed(3)
+    states = torch.randn(5, 16, generator=generator).bfloat16()
+    head = torch.randn(40, 16, generator=generator).bfloat16()
+    wanted = torch.randn(5, 40, generator=generator)
+    found = fused_kl(states, head, lambda rows: wanted[rows])
+    expected = written_out(wanted.double(), (states @ head.T).double())
+    assert found.loss.dtype == torch.float32
+    assert found.loss.item() == pytest.approx(expected.item(), rel=1e-4)
+
+
 def test_no_rows_cost_nothing() -> None:
     states = torch.zeros(0, 8, requires_grad=True)
     found = fused_kl(states, torch.zeros(50, 8), lambda rows: torch.zeros(0, 50)[rows])
     found.loss.backward()  # type: ignore[no-untyped-call]
-    assert float(found.loss.detach()) == 0.0
+    assert found.loss.item() == 0.0
     assert states.grad is not None
