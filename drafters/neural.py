@@ -122,6 +122,7 @@ def _source(config: EngineConfig) -> str:
     if shipped is None:
         raise ValueError(
             f"drafter {speculation.drafter!r} needs weights and none are shipped for "
-            f"{config.model}: give a directory or hub id as speculative-config key 'model'"
+            f"{config.model}: give a directory or hub id as speculative-config key 'model', or "
+            "choose another drafter, such as 'none' beside copying"
         )
     return str(shipped)
