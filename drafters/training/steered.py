@@ -85,7 +85,7 @@ class SteeredTask:
         """KL(verifier || drafter) with every row steered from an offset before it."""
         head = self._steering.head
         states = self._verifier.states(batch.token_ids, head.shape.taps)
-        vectors_BTS = head.mix(states.taps.flatten(2).float())
+        vectors_BTS = head.mix(states.taps.flatten(2).to(head.mix.weight.dtype))
         shape = (batch.token_ids.shape[0], batch.token_ids.shape[1])
         offsets = self._offsets(shape, self._lookahead, generator)
         signals = head(shifted_back(vectors_BTS, offsets))

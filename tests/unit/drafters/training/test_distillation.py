@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from drafters.steered import Steering, install_steering
-from drafters.steering import SteeringHead, SteeringShape
+from drafters.steering import HEADS, SteeringHead, SteeringShape
 from drafters.training.batches import Batch, collate
 from drafters.training.capture import Transcript
 from drafters.training.frozen_verifier import FrozenVerifier
@@ -57,7 +57,7 @@ def small() -> Decoder:
     return model
 
 
-def steered() -> tuple[Decoder, Steering]:
+def steered(head: type[SteeringHead] = SteeringHead) -> tuple[Decoder, Steering]:
     shape = SteeringShape(
         taps=TAPS,
         verifier_hidden_size=VERIFIER.hidden_size,
@@ -66,7 +66,7 @@ def steered() -> tuple[Decoder, Steering]:
         layers=(0,),
     )
     model = small()
-    return model, install_steering(model, SteeringHead(shape))
+    return model, install_steering(model, head(shape))
 
 
 def fit(task: TrainingTask, batch: Batch, steps: int = 80) -> tuple[float, float]:
@@ -100,6 +100,24 @@ def test_an_untrained_head_gives_the_loss_of_the_unsteered_drafter(batch: Batch)
     task = SteeredTask(model, steering, verifier(), lookahead=3)
     found, _ = task.loss(batch, torch.Generator().manual_seed(0))
     torch.testing.assert_close(found, plain)
+
+
+@pytest.mark.parametrize("variant", sorted(HEADS))
+def test_steering_trains_in_bfloat16_too(batch: Batch, variant: str) -> None:
+    """Parameters of the precision that the backend casts them to; states are cast to them."""
+    whole_model, whole = steered(HEADS[variant])
+    expected, _ = SteeredTask(whole_model, whole, verifier(), lookahead=3).loss(
+        batch, torch.Generator().manual_seed(0)
+    )
+    model, steering = steered(HEADS[variant])
+    model.bfloat16().dtype = torch.bfloat16
+    steering.head.bfloat16()
+    task = SteeredTask(model, steering, verifier(), lookahead=3)
+    found, _ = task.loss(batch, torch.Generator().manual_seed(0))
+    found.backward()  # type: ignore[no-untyped-call]
+    torch.testing.assert_close(found, expected, rtol=0.02, atol=0.02, check_dtype=False)
+    gradients = [p.grad for p in steering.head.parameters() if p.grad is not None]
+    assert any(gradient.abs().sum() > 0 for gradient in gradients)
 
 
 @pytest.mark.parametrize("name", sorted(OFFSETS))
