@@ -29,7 +29,14 @@ class SequenceRows:
     committed_length: int
     tree: TokenTree
     wants_all: bool
-    """Whether every row's arg-max is needed (decoding) or only the last row's (a prompt chunk)."""
+    """Whether every row's next token is needed (decoding) or only the last row's (a prompt)."""
+    wants_logits: bool = False
+    """Whether the logits of those rows are needed, not their arg-max alone."""
+
+    @property
+    def num_wanted(self) -> int:
+        """Rows whose next token is needed."""
+        return len(self.tree.token_ids) if self.wants_all else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +77,18 @@ class Block:
     @property
     def logit_starts(self) -> tuple[int, ...]:
         """Index of each sequence's first entry in ``logit_rows``."""
-        return _starts(
-            [len(rows.tree.token_ids) if rows.wants_all else 1 for rows in self.sequences]
-        )
+        return _starts([rows.num_wanted for rows in self.sequences])
+
+    @property
+    def sampled(self) -> list[int]:
+        """Indices into ``logit_rows`` of the rows whose whole logits are wanted."""
+        starts = zip(self.logit_starts, self.sequences, strict=True)
+        return [
+            start + index
+            for start, rows in starts
+            if rows.wants_logits
+            for index in range(rows.num_wanted)
+        ]
 
 
 def build_block(sequences: Sequence[SequenceRows], *, padded_rows: int | None = None) -> Block:

@@ -60,7 +60,8 @@ def encode(verdict: Verdict, length: int) -> Tensor:
         words += [commit.slot, commit.start_length, len(commit.rows), *commit.rows]
     for rows in verdict.rows:
         tree = rows.tree
-        words += [rows.slot, rows.committed_length, int(rows.wants_all), len(tree.token_ids)]
+        wants = int(rows.wants_all) + 2 * int(rows.wants_logits)
+        words += [rows.slot, rows.committed_length, wants, len(tree.token_ids)]
         words += [*tree.token_ids, *tree.parents]
     assert len(words) <= length, f"a verdict of {len(words)} words exceeds the message of {length}"
     message = torch.zeros(length, dtype=torch.int64)
@@ -90,9 +91,9 @@ def _decode_commit(words: Iterator[int]) -> Commit:
 
 
 def _decode_rows(words: Iterator[int]) -> SequenceRows:
-    slot, committed_length, wants_all, count = _take(words, _PER_SEQUENCE)
+    slot, committed_length, wants, count = _take(words, _PER_SEQUENCE)
     tree = TokenTree(tuple(_take(words, count)), tuple(_take(words, count)))
-    return SequenceRows(slot, committed_length, tree, bool(wants_all))
+    return SequenceRows(slot, committed_length, tree, bool(wants & 1), bool(wants & 2))
 
 
 def _take(words: Iterator[int], count: int) -> Sequence[int]:

@@ -5,6 +5,7 @@ The engine knows these protocols only; concrete drafters live to its right in th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -34,6 +35,18 @@ class TopTokens(NamedTuple):
     """[L] int64 global token id of it."""
     runner_up: Tensor
     """[L] second largest logit: equal to ``values`` on an exact tie."""
+
+
+class FusedTop(Protocol):
+    """Final norm, vocabulary projection and arg-max in one kernel."""
+
+    def __call__(self, hidden_LH: Tensor) -> TopTokens:
+        """[L, H] -> the best tokens of the local vocabulary, with global ids."""
+        ...
+
+    def top_and_logits(self, hidden_LH: Tensor, rows: Sequence[int]) -> tuple[TopTokens, Tensor]:
+        """The same, and the local logits [len(rows), V] of some rows."""
+        ...
 
 
 class StepContext(Protocol):

@@ -11,9 +11,10 @@ from torch import Tensor
 from engine.block import Block, SequenceRows
 from engine.interfaces import TopTokens
 from engine.kv_cache import Commit
-from engine.records import NearTie, StepRecord, TokenEvent, TokenSource
+from engine.records import NearTie, StepRecord, TokenEvent, TokenLogprobs, TokenSource
 from engine.sequence import Sequence
-from engine.verification import Verification, cut_output, verify_greedy
+from engine.token_sampler import token_logprobs
+from engine.verification import NextToken, Verification, cut_output, verify
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,19 @@ class RowResults:
     first_row: int
     features: Tensor | None = None
     """[rows, F]: drafter features of every row."""
+    logits: Tensor | None = None
+    """[rows, V], aligned with ``next_ids``, where the sequence's tokens need them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Readings:
+    """What a pass found out beside arg-max ids."""
+
+    probe_scores: list[float] | None = None
+    features: Tensor | None = None
+    """[R, F]: drafter features of every row."""
+    logits: Tensor | None = None
+    """[S, V]: of the block's ``sampled`` rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,30 +52,36 @@ class BlockResult:
     block: Block
     next_ids: list[int]
     margins: list[float]
-    probe_scores: list[float] | None
-    features: Tensor | None = None
-    """[R, F]: drafter features of every row."""
+    readings: Readings
 
     @classmethod
-    def from_top(
-        cls,
-        block: Block,
-        top: TopTokens,
-        probe_scores: list[float] | None,
-        features: Tensor | None = None,
-    ) -> BlockResult:
+    def from_top(cls, block: Block, top: TopTokens, readings: Readings) -> BlockResult:
         """Read the tensors once; padding rows have no entry in ``logit_rows``."""
         margins = (top.values - top.runner_up).tolist()
-        return cls(block, top.ids.tolist(), margins, probe_scores, features)
+        return cls(block, top.ids.tolist(), margins, readings)
 
     def of_sequence(self, index: int) -> RowResults:
         """The part that belongs to the block's ``index``-th sequence."""
         rows, row = self.block.sequences[index], self.block.row_starts[index]
         count, first = len(rows.tree.token_ids), self.block.logit_starts[index]
-        wanted = slice(first, first + (count if rows.wants_all else 1))
-        scores = self.probe_scores[row : row + count] if self.probe_scores is not None else None
-        features = self.features[row : row + count] if self.features is not None else None
-        return RowResults(self.next_ids[wanted], self.margins[wanted], scores, row, features)
+        wanted = slice(first, first + rows.num_wanted)
+        scores, features = self.readings.probe_scores, self.readings.features
+        return RowResults(
+            next_ids=self.next_ids[wanted],
+            margins=self.margins[wanted],
+            probe_scores=None if scores is None else scores[row : row + count],
+            first_row=row,
+            features=None if features is None else features[row : row + count],
+            logits=self._logits_of(index),
+        )
+
+    def _logits_of(self, index: int) -> Tensor | None:
+        rows, logits = self.block.sequences[index], self.readings.logits
+        if logits is None or not rows.wants_logits:
+            return None
+        before = self.block.sequences[:index]
+        first = sum(other.num_wanted for other in before if other.wants_logits)
+        return logits[first : first + rows.num_wanted]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +104,12 @@ def judge(
 ) -> Judgement:
     """Advance ``sequence`` in place by what its rows brought."""
     prefilling, score, draft = sequence.is_prefilling, sequence.probe_score, sequence.draft
-    verification = _verify(sequence, rows, results)
-    stops = () if sequence.request.ignore_eos else stop_ids
+    verification = _verify(sequence, rows, results, stop_ids)
     output, stopped = cut_output(
-        verification.output_tokens, stop_ids=stops, max_tokens=sequence.remaining_tokens
+        verification.output_tokens, stop_ids=stop_ids, max_tokens=sequence.remaining_tokens
     )
+    emitting = (rows.num_wanted - 1,) if prefilling else verification.path
+    logprobs = _output_logprobs(sequence, results, emitting, output)
     sources = _sources(len(output), verification, "neural" if draft.source == "neural" else "copy")
     first_position = len(sequence.token_ids)
     _advance(sequence, verification, results, output)
@@ -106,20 +127,64 @@ def judge(
         verify_ms=verify_ms,
         probe_score=score,
         match_length=0 if prefilling else draft.match_length,
-        near_ties=_near_ties(verification, results, len(output), first_position, near_tie_margin),
+        near_ties=_near_ties(results, emitting[: len(output)], first_position, near_tie_margin),
     )
     committed = tuple(results.first_row + node for node in verification.path)
     commit = Commit(rows.slot, rows.committed_length, committed)
-    return Judgement(_event(sequence, output, sources), record, commit)
+    return Judgement(_event(sequence, output, sources, logprobs), record, commit)
 
 
-def _verify(sequence: Sequence, rows: SequenceRows, results: RowResults) -> Verification:
+def _verify(
+    sequence: Sequence, rows: SequenceRows, results: RowResults, stop_ids: Collection[int]
+) -> Verification:
     """A prompt chunk is accepted whole; only the prompt's last row has an output token."""
+    next_token = _next_token(sequence, results)
     if not sequence.is_prefilling:
-        return verify_greedy(rows.tree, results.next_ids)
+        return verify(rows.tree, next_token, stop_ids=stop_ids)
+    _score_prompt(sequence, rows, results)
     path = tuple(range(len(rows.tree.token_ids)))
     ends_prompt = rows.committed_length + len(path) == len(sequence.request.prompt_ids)
-    return Verification(path, tuple(results.next_ids) if ends_prompt else ())
+    return Verification(path, (next_token(rows.num_wanted - 1),) if ends_prompt else ())
+
+
+def _next_token(sequence: Sequence, results: RowResults) -> NextToken:
+    """The verifier's arg-max, or what the request's sampler makes of a row's logits."""
+    sampler, logits = sequence.sampler, results.logits
+    if sampler is None:
+        return results.next_ids.__getitem__
+    assert logits is not None, "a sampled sequence's rows want logits"
+    return lambda node: sampler.next_token(logits[node])
+
+
+def _score_prompt(sequence: Sequence, rows: SequenceRows, results: RowResults) -> None:
+    """Logprobs of the prompt tokens that follow this chunk's rows."""
+    wanted = sequence.request.sampling.prompt_logprobs
+    if wanted is None:
+        return
+    assert results.logits is not None, "a scored prompt's rows want logits"
+    first = rows.committed_length + 1
+    following = sequence.request.prompt_ids[first : first + len(rows.tree.token_ids)]
+    sequence.prompt_logprobs += [
+        token_logprobs(logits_V, token, wanted)
+        for logits_V, token in zip(results.logits, following, strict=False)
+    ]
+
+
+def _output_logprobs(
+    sequence: Sequence,
+    results: RowResults,
+    emitting: tuple[int, ...],
+    output: tuple[int, ...],
+) -> tuple[TokenLogprobs, ...]:
+    """Of the output tokens; ``emitting`` are the nodes whose logits gave them."""
+    wanted = sequence.request.sampling.logprobs
+    if wanted is None or not output:
+        return ()
+    assert results.logits is not None, "the rows of a request with logprobs want logits"
+    return tuple(
+        token_logprobs(results.logits[node], token, wanted)
+        for node, token in zip(emitting, output, strict=False)
+    )
 
 
 def _sources(
@@ -155,32 +220,33 @@ def _finish(sequence: Sequence, *, stopped: bool) -> None:
 
 
 def _event(
-    sequence: Sequence, output: tuple[int, ...], sources: tuple[TokenSource, ...]
+    sequence: Sequence,
+    output: tuple[int, ...],
+    sources: tuple[TokenSource, ...],
+    logprobs: tuple[TokenLogprobs, ...],
 ) -> TokenEvent | None:
     if not output:
         return None
+    is_first = sequence.num_output_tokens == len(output)
     return TokenEvent(
         request_id=sequence.request.request_id,
         token_ids=output,
         sources=sources,
         finish_reason=sequence.finish_reason,
+        logprobs=logprobs,
+        prompt_logprobs=tuple(sequence.prompt_logprobs) if is_first else (),
     )
 
 
 def _near_ties(
-    verification: Verification,
     results: RowResults,
-    num_output: int,
+    emitting: tuple[int, ...],
     first_position: int,
     near_tie_margin: float,
 ) -> tuple[NearTie, ...]:
     """Output tokens whose margin is within the tolerance."""
-    if not verification.output_tokens:
-        return ()
-    prompt_chunk = len(results.margins) == 1
-    nodes = (0,) if prompt_chunk else verification.path
     return tuple(
         NearTie(position=first_position + index, margin=results.margins[node])
-        for index, node in enumerate(nodes[:num_output])
+        for index, node in enumerate(emitting)
         if results.margins[node] <= near_tie_margin
     )

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
+from engine.sampling import GREEDY, SamplingParams
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -20,12 +22,30 @@ FinishReason = Literal["stop", "length", "cancelled"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One prompt to be continued greedily."""
+    """One prompt to be continued."""
 
     request_id: str
     prompt_ids: tuple[int, ...]
     max_tokens: int
     ignore_eos: bool = False
+    sampling: SamplingParams = GREEDY
+
+    def stop_ids(self, model_stop_ids: frozenset[int]) -> frozenset[int]:
+        """Tokens that end the output."""
+        own = frozenset(self.sampling.stop_token_ids)
+        return own if self.ignore_eos else model_stop_ids | own
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLogprobs:
+    """Logarithms of the raw model's probabilities at one position."""
+
+    token_id: int
+    logprob: float
+    rank: int
+    """1 for the likeliest token."""
+    top: tuple[tuple[int, float], ...]
+    """The likeliest tokens, (id, logprob) each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +56,10 @@ class TokenEvent:
     token_ids: tuple[int, ...]
     sources: tuple[TokenSource, ...]
     finish_reason: FinishReason | None = None
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """One per token, where the request asked for them."""
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    """One per prompt token from the second on, in the first event, where they were asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,12 +17,12 @@ from engine.control import Verdict
 from engine.exactness import RowPadding
 from engine.features import FeatureProjection, FeatureReader
 from engine.interfaces import Site, TopTokens
-from engine.judge import BlockResult
+from engine.judge import BlockResult, Readings
 from engine.kv_cache import KVCache
 from engine.models.decoder import Decoder
 from engine.probe import Probe
 from engine.step_context import AttentionBackend, BlockContext
-from parallel.collectives import broadcast_floats, gather_top, recv_rows, send_rows
+from parallel.collectives import broadcast_floats, gather_logits, gather_top, recv_rows, send_rows
 from parallel.mesh import Mesh
 
 
@@ -76,9 +76,10 @@ class ModelRunner:
             features = taps.features.finish(padded, self._mesh, self.model.dtype)
         if not self._mesh.is_last_stage:
             return None
-        top = self._top(hidden[block.logit_rows])
+        top, logits = self._top(hidden[block.logit_rows], block.sampled)
         scores_list = None if scores is None else scores.tolist()
-        return BlockResult.from_top(block, top, scores_list, features)
+        readings = Readings(probe_scores=scores_list, features=features, logits=logits)
+        return BlockResult.from_top(block, top, readings)
 
     def _taps(self, projection: int) -> _Taps:
         """What this rank reads during a pass: a stage's first rank speaks for the stage."""
@@ -118,8 +119,13 @@ class ModelRunner:
             scores = reader.scores
         return broadcast_floats(scores, self._mesh, src=self._probe_owner)
 
-    def _top(self, hidden_LH: Tensor) -> TopTokens:
-        return TopTokens(*gather_top(*self.model.top(hidden_LH), self._mesh))
+    def _top(self, hidden_LH: Tensor, sampled: list[int]) -> tuple[TopTokens, Tensor | None]:
+        """Best tokens of all rows, and the whole vocabulary's logits of those sampled from."""
+        if not sampled:
+            return TopTokens(*gather_top(*self.model.top(hidden_LH), self._mesh)), None
+        top, local_SV = self.model.top_and_logits(hidden_LH, sampled)
+        whole_SV = gather_logits(local_SV, self._mesh, self.model.config.vocab_size)
+        return TopTokens(*gather_top(*top, self._mesh)), whole_SV
 
 
 @dataclass(frozen=True, slots=True)

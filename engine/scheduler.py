@@ -21,6 +21,7 @@ from engine.records import CopyIndexShape, CopySource, Draft, Request, SequenceV
 from engine.row_budget import AcceptanceEstimate, worthwhile_rows
 from engine.sequence import Sequence
 from engine.step_time import StepTimeTable
+from engine.token_sampler import TokenSampler
 
 CopyIndexFactory = Callable[[CopyIndexShape], CopySource]
 
@@ -128,7 +129,17 @@ class Scheduler:
                 slot=self._free_slots.pop(),
                 copies=self._new_copy_index(self._policy.copy_index),
                 max_model_len=self._limits.max_model_len,
+                sampler=self._sampler(request),
             )
+
+    def _sampler(self, request: Request) -> TokenSampler | None:
+        if not request.sampling.is_shaped:
+            return None
+        return TokenSampler(
+            request.sampling,
+            prompt_ids=request.prompt_ids,
+            stop_ids=request.stop_ids(self._limits.stop_ids),
+        )
 
     def _plan(self) -> tuple[SequenceRows, ...]:
         """Decoding sequences first, each with its draft; prompt chunks fill what is left."""
@@ -139,9 +150,7 @@ class Scheduler:
                 len(decoding) - index - 1
             )  # every later sequence gets its pending row at least
             tree = self._draft(sequence, free_rows - reserved, other_rows=reserved)
-            rows.append(
-                SequenceRows(sequence.slot, sequence.committed_length, tree, wants_all=True)
-            )
+            rows.append(sequence.decode_rows(tree))
             planned.append(sequence)
             free_rows -= len(tree.token_ids)
         for sequence in [s for s in self._running.values() if s.is_prefilling]:
@@ -192,7 +201,7 @@ class Scheduler:
                 sequence,
                 rows,
                 result.of_sequence(index),
-                stop_ids=self._limits.stop_ids,
+                stop_ids=sequence.request.stop_ids(self._limits.stop_ids),
                 near_tie_margin=self._limits.near_tie_margin,
                 verify_ms=verify_ms,
             )

@@ -5,9 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from engine.block import SequenceRows
-from engine.candidates import chain
+from engine.candidates import TokenTree, chain
 from engine.features import FeatureHistory
-from engine.records import CopySource, Draft, FinishReason, Request, SequenceView
+from engine.records import (
+    CopySource,
+    Draft,
+    FinishReason,
+    Request,
+    SequenceView,
+    TokenLogprobs,
+)
+from engine.token_sampler import TokenSampler
+
+MAX_SCORED_ROWS = 64
+"""Prompt rows of one step whose whole logits are wanted: they are a vocabulary wide each."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -22,6 +33,8 @@ class Sequence:
     slot: int
     copies: CopySource
     max_model_len: int
+    sampler: TokenSampler | None = None
+    """Chooses the tokens where the verifier's arg-max alone does not do."""
     token_ids: list[int] = field(default_factory=list)
     committed_length: int = 0
     probe_score: float | None = None
@@ -31,6 +44,7 @@ class Sequence:
     drafter_calls: int = 0
     finish_reason: FinishReason | None = None
     num_steps: int = 0
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.token_ids.extend(self.request.prompt_ids)
@@ -65,7 +79,30 @@ class Sequence:
 
     def prompt_chunk(self, max_rows: int) -> SequenceRows:
         """The next prompt rows, at most ``max_rows``."""
+        scores_prompt = self.request.sampling.prompt_logprobs is not None
         start = self.committed_length
-        end = min(start + max_rows, len(self.request.prompt_ids))
+        rows = min(max_rows, MAX_SCORED_ROWS) if scores_prompt else max_rows
+        end = min(start + rows, len(self.request.prompt_ids))
         tree = chain(self.request.prompt_ids[start:end])
-        return SequenceRows(self.slot, start, tree, wants_all=False)
+        return SequenceRows(
+            self.slot,
+            start,
+            tree,
+            wants_all=scores_prompt,
+            wants_logits=scores_prompt or self.wants_logits,
+        )
+
+    def decode_rows(self, tree: TokenTree) -> SequenceRows:
+        """The pending token and its draft."""
+        return SequenceRows(
+            self.slot,
+            self.committed_length,
+            tree,
+            wants_all=True,
+            wants_logits=self.wants_logits,
+        )
+
+    @property
+    def wants_logits(self) -> bool:
+        """Whether output tokens need more than the verifier's arg-max."""
+        return self.request.sampling.needs_logits

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from parallel.mesh import Mesh
+from parallel.slices import even_range
 
 
 def all_reduce(partial: Tensor, mesh: Mesh) -> Tensor:
@@ -49,6 +50,20 @@ def gather_top(
     contenders_PL = torch.where(ids_PL == winner_L, runner_up_PL, values_PL)
     second_L = contenders_PL.amax(0)
     return best_L.to(values_L.dtype), winner_L.long(), second_L.to(runner_up_L.dtype)
+
+
+def gather_logits(logits_SV: Tensor, mesh: Mesh, vocab_size: int) -> Tensor:
+    """[S, vocab_size]: every vocabulary shard's columns side by side, for the rows sampled from.
+
+    Shards may differ in width (``parallel.slices``), so they travel padded to the widest.
+    """
+    if mesh.tp_group is None:
+        return logits_SV
+    widths = [len(even_range(vocab_size, rank, mesh.tp_size)) for rank in range(mesh.tp_size)]
+    padded_SW = logits_SV.new_zeros(logits_SV.shape[0], max(widths))
+    padded_SW[:, : logits_SV.shape[1]] = logits_SV
+    shards_PSW = _gather(padded_SW, mesh)
+    return torch.cat([shards_PSW[rank, :, :width] for rank, width in enumerate(widths)], dim=1)
 
 
 def broadcast_int64(block: Tensor, mesh: Mesh, *, src: int) -> Tensor:

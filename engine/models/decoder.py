@@ -10,11 +10,13 @@ logits are wanted, V vocabulary (the local part of it).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from engine.interfaces import Site, StepContext, TopTokens
+from engine.interfaces import FusedTop, Site, StepContext, TopTokens
 from engine.models.config import ModelConfig
 from engine.models.layers import Embedding, Linear, RMSNorm, Rotary, wide_dtype
 
@@ -156,7 +158,7 @@ class Decoder(nn.Module):
         self.head: nn.Module | None = head
         self.fused_layers: nn.Module | None = None
         """All layers in one kernel, where native kernels took their place."""
-        self.fused_top: nn.Module | None = None
+        self.fused_top: FusedTop | None = None
         """Norm, head and arg-max in one kernel, where native kernels took their place."""
 
     @property
@@ -186,7 +188,19 @@ class Decoder(nn.Module):
         if self.fused_top is not None:
             top: TopTokens = self.fused_top(hidden_LH)
             return top
+        return self._top_of(self.logits(hidden_LH))
+
+    def top_and_logits(self, hidden_LH: Tensor, rows: Sequence[int]) -> tuple[TopTokens, Tensor]:
+        """``top`` of all rows, and the local logits [len(rows), V] of some, from one pass."""
+        if self.fused_top is not None:
+            both: tuple[TopTokens, Tensor] = self.fused_top.top_and_logits(hidden_LH, rows)
+            return both
         logits_LV = self.logits(hidden_LH)
+        wanted_SV = logits_LV[list(rows)]
+        return self._top_of(logits_LV), wanted_SV
+
+    def _top_of(self, logits_LV: Tensor) -> TopTokens:
+        """Overwrites the logits."""
         values_L, local_L = logits_LV.max(dim=-1)
         runner_up_L = logits_LV.scatter_(1, local_L.unsqueeze(1), -torch.inf).amax(dim=-1)
         return TopTokens(values_L, local_L + self.vocab_start, runner_up_L)

@@ -1,4 +1,5 @@
-// The end of a decoder: final norm, vocabulary projection and arg-max, fused so that logits are never written out.
+// The end of a decoder: final norm, vocabulary projection and arg-max, fused so that logits are written out only for the
+// rows that are sampled from.
 #pragma once
 
 #include "gemm.h"
@@ -68,8 +69,10 @@ class HeadBlock {
     tops_ = (Top*)workspace.take(threads_ * rows_ * sizeof(Top) / sizeof(float));
   }
 
-  void run(const Team& team, const T* hidden, float* values, int64_t* ids, float* runner_ups) const {
-    search(team, hidden, lane_tops_ + (ptrdiff_t)team.thread * rows_);
+  // `logits` has one place per row: where its vocab_size logits go, or null; null itself when no row's are wanted.
+  void run(const Team& team, const T* hidden, float* values, int64_t* ids, float* runner_ups,
+           float* const* logits) const {
+    search(team, hidden, lane_tops_ + (ptrdiff_t)team.thread * rows_, logits);
     for (int row = 0; row < rows_; ++row)
       tops_[team.thread * rows_ + row] = lane_tops_[team.thread * rows_ + row].merge();
     team.wait();
@@ -82,7 +85,7 @@ class HeadBlock {
   }
 
  private:
-  void search(const Team& team, const T* hidden, LaneTop* tops) const {
+  void search(const Team& team, const T* hidden, LaneTop* tops, float* const* logits) const {
     const float* normed =
         NormedRows(normed_, rows_, a_.hidden_size).template compute<T>(team, hidden, a_.norm, a_.epsilon);
     for (int row = 0; row < rows_; ++row) tops[row] = LaneTop::none();
@@ -91,9 +94,11 @@ class HeadBlock {
                [&](int row, int column, const float* sums) {
                  for (int v = 0; v < kBlockVectors; ++v) {
                    const Ints ids = lane_index() + (column + v * kLanes);
-                   const Floats logits = load<Floats>(sums + v * kLanes);
-                   tops[row].add(select(ids < (Ints)splat_word(a_.vocab_size), logits, splat(-INFINITY)), ids);
+                   const Floats values = load<Floats>(sums + v * kLanes);
+                   tops[row].add(select(ids < (Ints)splat_word(a_.vocab_size), values, splat(-INFINITY)), ids);
                  }
+                 if (logits && logits[row])
+                   std::copy_n(sums, std::min(kBlockColumns, a_.vocab_size - column), logits[row] + column);
                });
   }
 

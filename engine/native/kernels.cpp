@@ -66,11 +66,11 @@ void layers(const AttentionArguments* const* attentions, const MlpArguments* con
 
 template <class T>
 void head(const HeadArguments& arguments, int rows, int threads, const void* hidden, float* values, int64_t* ids,
-          float* runner_ups, Workspace& workspace) {
+          float* runner_ups, float* const* logits, Workspace& workspace) {
   HeadBlock<T> block(arguments, rows, threads);
   workspace.begin(block.floats());
   block.place(workspace);
-  run_team(threads, [&](const Team& team) { block.run(team, (const T*)hidden, values, ids, runner_ups); });
+  run_team(threads, [&](const Team& team) { block.run(team, (const T*)hidden, values, ids, runner_ups, logits); });
 }
 
 template <class T>
@@ -116,8 +116,9 @@ EXPORT void native_workspace_destroy(void* workspace) { delete (Workspace*)works
     layers<T>(attentions, mlps, num_layers, *step, (T*)hidden, (T* const*)shown, *workspace);                    \
   }                                                                                                              \
   EXPORT void native_head_##suffix(const HeadArguments* arguments, int rows, int threads, const void* in,        \
-                                   float* values, int64_t* ids, float* runner_ups, Workspace* workspace) {       \
-    head<T>(*arguments, rows, threads, in, values, ids, runner_ups, *workspace);                                 \
+                                   float* values, int64_t* ids, float* runner_ups, float* const* logits,         \
+                                   Workspace* workspace) {                                                       \
+    head<T>(*arguments, rows, threads, in, values, ids, runner_ups, logits, *workspace);                         \
   }                                                                                                              \
   EXPORT void native_eagle3_##suffix(const Eagle3Arguments* arguments, Eagle3Call* call, Workspace* workspace) { \
     eagle3<T>(*arguments, *call, *workspace);                                                                    \

@@ -167,7 +167,7 @@ def open_library(path: Path, dtype: torch.dtype) -> KernelLibrary:
             f"native_layers_{suffix}",
             [c_void_p, c_void_p, ctypes.c_int, c_void_p, c_void_p, c_void_p, c_void_p],
         )
-        head = _declare(library, f"native_head_{suffix}", _rows_then(5))
+        head = _declare(library, f"native_head_{suffix}", _rows_then(6))
         eagle3 = _declare(library, f"native_eagle3_{suffix}", [c_void_p] * 3)
         advise = _declare(library, "native_advise_huge_pages", [c_void_p, ctypes.c_size_t])
         create = _declare(library, "native_workspace_create", [], c_void_p)

@@ -9,6 +9,7 @@ Legend: R rows, H hidden, L rows whose logits are wanted.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -131,12 +132,12 @@ class NativeMLP(nn.Module):
 
 
 class NativeHead(nn.Module):
-    """Final norm, vocabulary projection and arg-max in one call; logits are never written out."""
+    """Final norm, vocabulary projection and arg-max in one call; logits come out where wanted."""
 
     def __init__(self, norm: RMSNorm, head: Linear, vocab_start: int, runtime: Runtime) -> None:
         super().__init__()
         self._runtime, self._norm = runtime, norm
-        self.packed = runtime.pack(head.weight)
+        self.packed, self._vocab_size = runtime.pack(head.weight), head.out_features
         self._arguments = HeadArguments(
             hidden_size=head.in_features,
             vocab_size=head.out_features,
@@ -149,6 +150,17 @@ class NativeHead(nn.Module):
 
     def forward(self, hidden_LH: Tensor) -> TopTokens:
         """[L, H] -> top values (fp32), global ids and runner-up values, [L] each."""
+        return self._run(hidden_LH, None)
+
+    def top_and_logits(self, hidden_LH: Tensor, rows: Sequence[int]) -> tuple[TopTokens, Tensor]:
+        """``forward``, and the logits [len(rows), V] of some rows in fp32."""
+        logits_SV = hidden_LH.new_empty((len(rows), self._vocab_size), dtype=torch.float32)
+        targets = (ctypes.c_void_p * hidden_LH.shape[0])()
+        for index, row in enumerate(rows):
+            targets[row] = logits_SV[index].data_ptr()
+        return self._run(hidden_LH, targets), logits_SV
+
+    def _run(self, hidden_LH: Tensor, targets: ctypes.Array[ctypes.c_void_p] | None) -> TopTokens:
         hidden_LH, runtime = hidden_LH.contiguous(), self._runtime
         rows = hidden_LH.shape[0]
         values_L, runner_up_L = hidden_LH.new_empty((2, rows), dtype=torch.float32)
@@ -161,6 +173,7 @@ class NativeHead(nn.Module):
             values_L.data_ptr(),
             ids_L.data_ptr(),
             runner_up_L.data_ptr(),
+            targets,
             runtime.workspace,
         )
         return TopTokens(values_L, ids_L, runner_up_L)

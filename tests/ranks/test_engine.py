@@ -17,9 +17,16 @@ from engine.models.layers import Linear
 from engine.records import Request
 from parallel.mesh import Mesh
 from tests.lossless.test_greedy import CONFIG, MAX_TOKENS, probe, repetitive_prompts
+from tests.lossless.test_sampled_engine import KINDS, alone, requests, tokens
 from tests.support.adversaries import Adversary
 from tests.support.distributed import run_ranks
-from tests.support.engines import TinyEngine, answers, build_engine, random_decoder
+from tests.support.engines import (
+    TinyEngine,
+    answers,
+    build_engine,
+    events_of,
+    random_decoder,
+)
 from tests.support.reference import greedy_decode
 from tests.support.toy_drafter import FeatureRecorder
 
@@ -68,6 +75,26 @@ def test_every_method_on_every_grid_equals_plain_decoding(
     coordinator = (pp - 1) * tp
     results = run_ranks(serve, tp, pp, engines, [1, 3])[coordinator]
     assert results == [truth[:1], truth[:3]] * len(engines)
+
+
+def sample(mesh: Mesh, kinds: list[str], method: str) -> list[Any]:
+    """Seeded requests of several kinds on this mesh; the coordinator returns the answers."""
+    tiny = TinyEngine(config=CONFIG, speculation=speculation(method), probe=probe())
+    engine = build_engine(tiny, mesh)
+    if not engine.is_coordinator:
+        engine.follow()
+        return []
+    results = [events_of(engine, requests(KINDS[kind])) for kind in kinds]
+    engine.stop()
+    return [[tokens(events) for events in found] for found in results]
+
+
+@pytest.mark.parametrize(("tp", "pp"), GRIDS)
+def test_seeded_requests_get_the_same_tokens_on_every_grid(tp: int, pp: int) -> None:
+    """Catches vocabulary shards put together in the wrong order: 29 ids divide by no grid."""
+    kinds = ["warm", "nucleus", "penalised"]
+    results = run_ranks(sample, tp, pp, kinds, "copy_spec")[(pp - 1) * tp]
+    assert results == [alone(KINDS[kind]) for kind in kinds]
 
 
 @pytest.mark.parametrize(("tp", "pp"), [(2, 1), (1, 2)])

@@ -22,7 +22,7 @@ from engine.models.config import ModelConfig
 from engine.models.decoder import Decoder
 from engine.models.registry import shard_decoder
 from engine.probe import Probe
-from engine.records import Request
+from engine.records import Request, TokenEvent
 from engine.runner import ModelRunner, Readouts
 from engine.scheduler import Scheduler, SchedulerLimits
 from engine.step_context import AttentionBackend
@@ -137,10 +137,22 @@ def answers(
     engine: SpeculativeEngine, prompts: Sequence[Sequence[int]], *, max_tokens: int
 ) -> list[tuple[int, ...]]:
     """Run all prompts together and return each one's output tokens."""
-    outputs: dict[str, list[int]] = {str(index): [] for index in range(len(prompts))}
-    for index, prompt in enumerate(prompts):
-        engine.add(Request(request_id=str(index), prompt_ids=tuple(prompt), max_tokens=max_tokens))
+    requests = [
+        Request(request_id=str(index), prompt_ids=tuple(prompt), max_tokens=max_tokens)
+        for index, prompt in enumerate(prompts)
+    ]
+    return [
+        tuple(token for event in events for token in event.token_ids)
+        for events in events_of(engine, requests)
+    ]
+
+
+def events_of(engine: SpeculativeEngine, requests: Sequence[Request]) -> list[list[TokenEvent]]:
+    """Run all requests together and return each one's events."""
+    events: dict[str, list[TokenEvent]] = {request.request_id: [] for request in requests}
+    for request in requests:
+        engine.add(request)
     while engine.has_work:
         for event in engine.step().events:
-            outputs[event.request_id].extend(event.token_ids)
-    return [tuple(tokens) for tokens in outputs.values()]
+            events[event.request_id].append(event)
+    return list(events.values())

@@ -26,7 +26,7 @@ TREES = st.one_of(
     ),
 )
 ROWS = st.lists(
-    st.builds(SequenceRows, st.integers(0, 7), st.integers(0, 5000), TREES, st.booleans()),
+    st.builds(SequenceRows, st.integers(0, 7), st.integers(0, 5000), TREES, *[st.booleans()] * 2),
     max_size=4,
 )
 

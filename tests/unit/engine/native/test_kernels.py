@@ -134,6 +134,30 @@ def test_threads_change_no_bit(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", list(TOLERANCES))
+@pytest.mark.parametrize("threads", [1, 2])
+def test_logits_come_out_for_the_wanted_rows(dtype: torch.dtype, threads: int) -> None:
+    """Beside an unchanged arg-max; the last block of columns is not whole (203 ids)."""
+    generator = torch.Generator().manual_seed(2)
+    hidden = torch.randn(70, LLAMA.hidden_size, generator=generator).to(dtype)
+    wanted = [0, 3, 64, 69]
+    model = native_model(LLAMA, dtype)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads)
+        top, logits = model.top_and_logits(hidden, wanted)
+        plain = model.top(hidden)
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(a, b) for a, b in zip(top, plain, strict=True))
+    assert torch.equal(logits.amax(-1), top.values[wanted])
+    assert torch.equal(logits.argmax(-1), top.ids[wanted])
+    expected = random_decoder(LLAMA, dtype=dtype).logits(hidden[wanted])
+    scale = expected.abs().max()
+    tolerance = TOLERANCES[dtype]
+    torch.testing.assert_close(logits / scale, expected / scale, atol=tolerance, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCES))
 def test_ties_go_to_the_lowest_id(dtype: torch.dtype) -> None:
     """All logits equal: the first id wins, and the runner-up shows the tie."""
     model = random_decoder(LLAMA, dtype=dtype)
