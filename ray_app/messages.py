@@ -1,14 +1,14 @@
 """What the server and the coordinator say to each other over their private socket.
 
-Plain records with a JSON form: nothing that arrives is ever unpickled. Frames are JSON behind a
-four-byte length, so that one step's tokens, for all requests, are one frame.
+Plain records with a JSON form: nothing that arrives is ever unpickled. One step's tokens,
+for all requests, are one frame.
 """
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+
+from pydantic import TypeAdapter, ValidationError
 
 from engine.records import Request, TokenEvent
 
@@ -76,15 +76,16 @@ class Tokens:
 
 Message = Hello | Add | Cancel | DrafterFound | Stop | Accepted | Refused | Tokens
 
-_TYPES: dict[str, type[Message]] = {
-    kind.__name__: kind
+_FORMS: dict[str, TypeAdapter[Message]] = {
+    kind.__name__: TypeAdapter(kind)
     for kind in (Hello, Add, Cancel, DrafterFound, Stop, Accepted, Refused, Tokens)
 }
 
 
 def encode(message: Message) -> bytes:
-    """One frame: length, then JSON."""
-    body = json.dumps([type(message).__name__, asdict(message)], separators=(",", ":")).encode()
+    """One frame: length, the record's name, a line feed, its fields as JSON."""
+    name = type(message).__name__
+    body = name.encode() + b"\n" + _FORMS[name].dump_json(message)
     return len(body).to_bytes(LENGTH_BYTES, "big") + body
 
 
@@ -98,23 +99,8 @@ def frame_length(prefix: bytes) -> int:
 
 def decode(body: bytes) -> Message:
     """The record in a frame's body. Raises ValueError for anything else."""
+    name, _, fields = body.partition(b"\n")
     try:
-        name, fields = json.loads(body)
-        return _TYPES[name](**_restore(fields))
-    except (KeyError, TypeError, ValueError) as error:
+        return _FORMS[name.decode()].validate_json(fields)
+    except (KeyError, UnicodeDecodeError, ValidationError) as error:
         raise ValueError(f"not a message of this protocol: {body[:80]!r}") from error
-
-
-def _restore(fields: dict[str, Any]) -> dict[str, Any]:
-    """JSON knows neither tuples nor our records."""
-    if "request" in fields:
-        request = fields["request"]
-        return {"request": Request(**{**request, "prompt_ids": tuple(request["prompt_ids"])})}
-    if "events" in fields:
-        return {"events": tuple(_event(event) for event in fields["events"])}
-    return fields
-
-
-def _event(fields: dict[str, Any]) -> TokenEvent:
-    tuples = {key: tuple(fields[key]) for key in ("token_ids", "sources")}
-    return TokenEvent(**{**fields, **tuples})

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.records import FinishReason, Request, TokenEvent, TokenSource
+from engine.records import FinishReason, Request, TokenEvent, TokenLogprobs, TokenSource
+from engine.sampling import SamplingParams
 from ray_app.messages import (
     LENGTH_BYTES,
     MAX_FRAME_BYTES,
@@ -35,6 +36,16 @@ events = st.builds(
     token_ids=token_ids,
     sources=st.lists(sources, max_size=8).map(tuple),
     finish_reason=reasons,
+    logprobs=st.lists(
+        st.builds(
+            TokenLogprobs,
+            token_id=st.integers(0, 99),
+            logprob=st.floats(-90, 0),
+            rank=st.integers(1, 99),
+            top=st.lists(st.tuples(st.integers(0, 99), st.floats(-90, 0)), max_size=2).map(tuple),
+        ),
+        max_size=2,
+    ).map(tuple),
 )
 requests = st.builds(
     Request,
@@ -42,6 +53,14 @@ requests = st.builds(
     prompt_ids=token_ids,
     max_tokens=st.integers(1, 10**6),
     ignore_eos=st.booleans(),
+    sampling=st.builds(
+        SamplingParams,
+        temperature=st.floats(0, 2),
+        seed=st.integers(-(2**63), 2**63 - 1),
+        logit_bias=st.lists(st.tuples(st.integers(0, 99), st.floats(-9, 9)), max_size=2).map(tuple),
+        bad_words=st.lists(token_ids.filter(bool), max_size=2).map(tuple),
+        logprobs=st.none() | st.integers(0, 20),
+    ),
 )
 messages = st.one_of(
     st.builds(Hello, texts),
@@ -62,7 +81,7 @@ def test_a_frame_carries_the_record_unchanged(message: Message) -> None:
     assert decode(body) == message
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b"[]", b'["Stop", 3]', b'["Unknown", {}]', b"\xff"])
+@pytest.mark.parametrize("body", [b"", b"{", b"Stop\n3", b"Unknown\n{}", b"\xff", b"Add\n{}"])
 def test_garbage_is_a_value_error(body: bytes) -> None:
     with pytest.raises(ValueError, match="not a message of this protocol"):
         decode(body)
