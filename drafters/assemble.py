@@ -21,10 +21,11 @@ from engine.attention.rowwise import RowwiseAttention
 from engine.channels import BroadcastControl, LocalControl
 from engine.config import DrafterKey, EngineConfig, SpeculationConfig
 from engine.control import ControlChannel, message_length
-from engine.drafting import Drafters, LoadedDrafter
+from engine.drafting import Drafters, LoadedDrafter, OneByOne
 from engine.engine import SpeculativeEngine
 from engine.exactness import RowPadding, find_row_padding
 from engine.features import FeatureProjection
+from engine.interfaces import BatchDrafter
 from engine.kernels import install_kernels
 from engine.kv_cache import KVCache, KVShape
 from engine.models.decoder import Attention, Decoder
@@ -42,7 +43,7 @@ from parallel.mesh import Mesh
 from parallel.pipeline import stage_of_layer
 
 MAX_STEP_ROWS = 512
-"""Rows of one step at most: the longest prompt chunk, and the size of the KV scratch."""
+"""The longest prompt chunk, and the size of the KV scratch."""
 
 NEAR_TIE_MARGINS = {torch.float64: 1e-9, torch.float32: 1e-3, torch.bfloat16: 0.25}
 """Logit margins within which rounding may flip an arg-max (docs/losslessness.md)."""
@@ -100,7 +101,7 @@ def assemble_engine(
         vocab_size = model.config.vocab_size
         neural = _neural_drafters(wanted, projections, connect_drafter, vocab_size=vocab_size)
         drafters = Drafters(probe=probe, neural=neural)
-        scheduler = _scheduler(config, tokenizer, drafters, step_times)
+        scheduler = _scheduler(config, model, tokenizer, drafters, step_times)
     return SpeculativeEngine(
         runner=runner,
         control=_control(config, mesh),
@@ -132,8 +133,8 @@ def _neural_drafters(
     loaded, number = {}, 0
     for config, projection in zip(wanted, projections, strict=True):
         number += projection is not None
-        drafter = (
-            load_drafter(config)
+        drafter: BatchDrafter = (
+            OneByOne(load_drafter(config))
             if connect is None
             else RemoteDrafter(connect, vocab_size=vocab_size)
         )
@@ -167,9 +168,14 @@ def _kv_cache(config: EngineConfig, model: Decoder, dtype: torch.dtype) -> KVCac
         num_kv_heads=num_local_kv_heads(model),
         head_dim=model.config.head_dim,
         max_length=config.max_model_len,
-        max_rows=MAX_STEP_ROWS,
+        max_rows=max_step_rows(config),
     )
     return KVCache(shape, dtype=dtype)
+
+
+def max_step_rows(config: EngineConfig) -> int:
+    """Rows of one step at most; every sequence must be able to decode in it."""
+    return max(MAX_STEP_ROWS, config.max_num_seqs)
 
 
 def num_local_kv_heads(model: Decoder) -> int:
@@ -196,23 +202,31 @@ def _stage_of(probe: Probe | None, model: Decoder, mesh: Mesh) -> int:
 def _control(config: EngineConfig, mesh: Mesh) -> ControlChannel:
     if mesh.world_size == 1:
         return LocalControl()
-    length = message_length(max_sequences=config.max_num_seqs, max_rows=MAX_STEP_ROWS)
+    length = message_length(max_sequences=config.max_num_seqs, max_rows=max_step_rows(config))
     return BroadcastControl(mesh, length)
 
 
 def _scheduler(
-    config: EngineConfig, tokenizer: Tokenizer, drafters: Drafters, step_times: StepTimeTable
+    config: EngineConfig,
+    model: Decoder,
+    tokenizer: Tokenizer,
+    drafters: Drafters,
+    step_times: StepTimeTable,
 ) -> Scheduler:
     limits = SchedulerLimits(
         num_slots=config.max_num_seqs,
-        max_rows=MAX_STEP_ROWS,
+        max_rows=max_step_rows(config),
         max_model_len=config.max_model_len,
         stop_ids=frozenset(tokenizer.eos_token_ids),
         near_tie_margin=NEAR_TIE_MARGINS[getattr(torch, config.dtype)],
+        vocab_size=model.config.vocab_size,
+        max_kv_tokens=config.max_kv_tokens,
+        reuses_prefixes=config.enable_prefix_caching,
     )
     return Scheduler(
         limits,
         drafting=drafters.drafting(config.speculation),
+        drafters=drafters,
         new_copy_index=new_copy_index,
         step_times=step_times,
     )

@@ -1,8 +1,9 @@
 """A neural drafter behind a link: asked with a deadline, replaced in the background when it dies.
 
-The verifier never depends on it. A step waits at most ``max(2 ms, 1.5 x EWMA)`` of the round trips
-seen; without a fitting reply by then the step goes on plain, and the reply, when it comes, is
-dropped by its tag. A dead drafter is replaced under a new epoch and is sent all context again.
+The verifier never depends on it. A step that asks for n drafts waits at most n times ``max(2 ms,
+1.5 x EWMA)`` of the times that a draft took; a sequence without a fitting reply by then goes on
+plain, and the reply, when it comes, is dropped by its tag. A dead drafter is replaced under a new
+epoch and is sent all context again.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from drafters.messages import Forget, Question, Reply, Tag, decode, encode
@@ -61,11 +62,16 @@ class _Known:
 
 @dataclass(slots=True)
 class RoundTrip:
-    """How long replies take: the deadline, and what it is learned from."""
+    """How long replies take: the deadline, and what it is learned from.
+
+    A drafter answers one question after the other, so the time of a reply counts from the reply
+    before it, if that came after the question.
+    """
 
     seconds: float = 0.02
     """Moving average; starts at a guess that lets a first reply through."""
     sent: dict[tuple[int, int], float] = field(default_factory=dict)
+    _last_reply: float = 0.0
 
     @property
     def deadline_seconds(self) -> float:
@@ -80,13 +86,15 @@ class RoundTrip:
 
     def answered(self, tag: Tag) -> None:
         """Learn from a reply, in time or late."""
-        sent = self.sent.pop((tag.request, tag.step), None)
+        sent, now = self.sent.pop((tag.request, tag.step), None), time.monotonic()
         if sent is not None:
-            self.seconds += _EWMA_WEIGHT * (time.monotonic() - sent - self.seconds)
+            started = max(sent, self._last_reply)
+            self.seconds += _EWMA_WEIGHT * (now - started - self.seconds)
+        self._last_reply = now
 
 
 class RemoteDrafter:
-    """Implements ``engine.interfaces.NeuralDrafter`` over a link; used by one thread."""
+    """Implements ``BatchDrafter`` and ``NeuralDrafter`` over a link; used by one thread."""
 
     def __init__(self, connect: Callable[[], Link], *, vocab_size: int) -> None:
         """Connect in the background with ``connect``, which may raise to be tried again."""
@@ -106,15 +114,22 @@ class RemoteDrafter:
 
     def draft(self, view: SequenceView) -> Draft:
         """The drafter's candidates, or an empty draft when it does not answer in time."""
+        return self.draft_batch([view])[0]
+
+    def draft_batch(self, views: Sequence[SequenceView]) -> list[Draft]:
+        """All questions are sent before the first reply is waited for."""
         if not self._is_up():
-            self.counters.unavailable += 1
-            return Draft()
+            self.counters.unavailable += len(views)
+            return [Draft() for _ in views]
+        drafts: dict[Tag, Draft] = {}
+        tags: list[Tag] = []
         try:
-            return self._ask(view)
+            tags = [self._ask(view) for view in views]
+            self._collect(tags, drafts)
         except LinkClosedError as error:
             logger.warning("the drafter is gone (%s): copying goes on, a new one is started", error)
             self._lose_link()
-            return Draft()
+        return [drafts.get(tag, Draft()) for tag in tags] or [Draft() for _ in views]
 
     def forget(self, request_id: str) -> None:
         """The request has ended."""
@@ -142,21 +157,28 @@ class RemoteDrafter:
             time.sleep(0.005)
         return up
 
-    def _ask(self, view: SequenceView) -> Draft:
+    def _ask(self, view: SequenceView) -> Tag:
         assert self._link is not None
         question = self._question(view)
         self.counters.asked += 1
-        self.round_trip.asked(question.tag)
         self._link.send(encode(question))
-        patience = 0.0 if self.is_silent else self.round_trip.deadline_seconds
+        self.round_trip.asked(question.tag)
+        return question.tag
+
+    def _collect(self, tags: Sequence[Tag], drafts: dict[Tag, Draft]) -> None:
+        """Fill in the drafts that come in time."""
+        missing = set(tags)
+        patience = 0.0 if self.is_silent else len(tags) * self.round_trip.deadline_seconds
         for reply in self._replies(time.monotonic() + patience):
             self._misses = 0
-            if self._fits(reply, question.tag):
+            if self._fits(reply, missing):
                 self.counters.answered += 1
-                return Draft(source="neural", candidates=reply.candidates)
-        self.counters.missed += 1
+                missing.remove(reply.tag)
+                drafts[reply.tag] = Draft(source="neural", candidates=reply.candidates)
+                if not missing:
+                    return
+        self.counters.missed += len(missing)
         self._misses += 1
-        return Draft()
 
     @property
     def is_silent(self) -> bool:
@@ -203,8 +225,8 @@ class RemoteDrafter:
         self.counters.malformed += link.num_damaged - self._damaged_before
         self._damaged_before = link.num_damaged
 
-    def _fits(self, reply: Reply, tag: Tag) -> bool:
-        if reply.tag != tag:
+    def _fits(self, reply: Reply, missing: set[Tag]) -> bool:
+        if reply.tag not in missing:
             self.counters.stale += 1
             return False
         if any(not 0 <= token < self._vocab_size for c in reply.candidates for token in c):

@@ -169,6 +169,10 @@ class EngineConfig:
     """Longest sequence, prompt and answer together."""
     max_num_seqs: int = 4
     """Requests decoded together."""
+    max_kv_tokens: int | None = None
+    """Tokens of all running requests together; beyond it the newest are computed again later."""
+    enable_prefix_caching: bool = True
+    """Whether a prompt reuses what an earlier one with the same beginning left in the cache."""
     quantization: str | None = None
     """Weight quantisation; none is available yet."""
     exactness: Exactness = "strict"
@@ -188,6 +192,8 @@ class EngineConfig:
         _check_flag_integer("--pipeline-parallel-size", self.pipeline_parallel_size, 1, 1024)
         _check_flag_integer("--max-model-len", self.max_model_len, 2, MAX_MODEL_LEN)
         _check_flag_integer("--max-num-seqs", self.max_num_seqs, 1, 1024)
+        if self.max_kv_tokens is not None:
+            _check_flag_integer("--max-kv-tokens", self.max_kv_tokens, self.max_model_len, 2**40)
         if self.quantization is not None:
             raise ValueError(
                 f"--quantization {self.quantization!r} is not available yet: leave the flag out."

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from engine.block import SequenceRows
 from engine.candidates import TokenTree
-from engine.kv_cache import Commit
+from engine.kv_cache import Commit, KVCopy
 
-_HEADER = 6
-_PER_COMMIT, _PER_SEQUENCE = 3, 4
+_HEADER = 7
+_PER_COMMIT, _PER_COPY, _PER_SEQUENCE = 3, 3, 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +29,8 @@ class Verdict:
     step: int
     epoch: int = 0
     commits: tuple[Commit, ...] = ()
+    copies: tuple[KVCopy, ...] = ()
+    """Prefixes that new sequences take over, once everything is committed."""
     rows: tuple[SequenceRows, ...] = ()
     projection: int = 0
     """Which drafter's features are read, counted from 1; 0: none."""
@@ -49,15 +51,19 @@ class ControlChannel(Protocol):
 
 def message_length(*, max_sequences: int, max_rows: int) -> int:
     """int64 words that hold any verdict of this engine."""
-    return _HEADER + max_sequences * (_PER_COMMIT + _PER_SEQUENCE) + 3 * max_rows
+    per_sequence = _PER_COMMIT + _PER_COPY + _PER_SEQUENCE
+    # A sequence that has just ended still commits, beside the one that takes its slot.
+    return _HEADER + max_sequences * (per_sequence + _PER_COMMIT) + 3 * max_rows
 
 
 def encode(verdict: Verdict, length: int) -> Tensor:
     """Pack a verdict into ``length`` int64 words."""
     words = [int(verdict.stop), verdict.step, verdict.epoch, verdict.projection]
-    words += [len(verdict.commits), len(verdict.rows)]
+    words += [len(verdict.commits), len(verdict.copies), len(verdict.rows)]
     for commit in verdict.commits:
         words += [commit.slot, commit.start_length, len(commit.rows), *commit.rows]
+    for copy in verdict.copies:
+        words += [copy.source, copy.target, copy.length]
     for rows in verdict.rows:
         tree = rows.tree
         wants = int(rows.wants_all) + 2 * int(rows.wants_logits)
@@ -72,13 +78,16 @@ def encode(verdict: Verdict, length: int) -> Tensor:
 def decode(message: Tensor) -> Verdict:
     """Unpack what :func:`encode` packed."""
     words = iter(message.tolist())
-    stop, step, epoch, projection, num_commits, num_sequences = _take(words, _HEADER)
+    stop, step, epoch, projection, *counts = _take(words, _HEADER)
+    num_commits, num_copies, num_sequences = counts
     commits = tuple(_decode_commit(words) for _ in range(num_commits))
+    copies = tuple(_decode_copy(words) for _ in range(num_copies))
     rows = tuple(_decode_rows(words) for _ in range(num_sequences))
     return Verdict(
         step=step,
         epoch=epoch,
         commits=commits,
+        copies=copies,
         rows=rows,
         projection=projection,
         stop=bool(stop),
@@ -88,6 +97,11 @@ def decode(message: Tensor) -> Verdict:
 def _decode_commit(words: Iterator[int]) -> Commit:
     slot, start_length, count = _take(words, _PER_COMMIT)
     return Commit(slot, start_length, tuple(_take(words, count)))
+
+
+def _decode_copy(words: Iterator[int]) -> KVCopy:
+    source, target, length = _take(words, _PER_COPY)
+    return KVCopy(source=source, target=target, length=length)
 
 
 def _decode_rows(words: Iterator[int]) -> SequenceRows:

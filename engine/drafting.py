@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from engine.config import DrafterKey, SpeculationConfig
-from engine.interfaces import NeuralDrafter, SwitchingPolicy
+from engine.interfaces import BatchDrafter, NeuralDrafter, SwitchingPolicy
 from engine.policies import build_policy
 from engine.probe import Probe
 from engine.records import Draft, SequenceView
 
 
-@dataclass(slots=True)
-class CountedDrafter:
-    """Implements ``NeuralDrafter`` with another one and counts how often it is asked."""
+@dataclass(frozen=True, slots=True)
+class OneByOne:
+    """Implements ``BatchDrafter`` with a drafter that knows one sequence at a time."""
 
     inner: NeuralDrafter
-    num_calls: int = 0
 
-    def draft(self, view: SequenceView) -> Draft:
-        """The other's draft."""
-        self.num_calls += 1
-        return self.inner.draft(view)
+    def draft_batch(self, views: Sequence[SequenceView]) -> list[Draft]:
+        """One draft after the other."""
+        return [self.inner.draft(view) for view in views]
 
     def forget(self, request_id: str) -> None:
-        """Told to the other."""
+        """Told to the drafter."""
         self.inner.forget(request_id)
 
 
@@ -33,7 +31,7 @@ class CountedDrafter:
 class LoadedDrafter:
     """A neural drafter and which of the runner's projections feeds it (from 1; 0: none)."""
 
-    drafter: NeuralDrafter
+    drafter: BatchDrafter
     projection: int = 0
 
 
@@ -43,14 +41,9 @@ class Drafting:
 
     speculation: SpeculationConfig
     policy: SwitchingPolicy
-    drafter: CountedDrafter | None = None
+    drafter: BatchDrafter | None = None
     projection: int = 0
     """Which features the verifier pass must read."""
-
-    @property
-    def drafter_calls(self) -> int:
-        """How often the neural drafter was asked by this method."""
-        return 0 if self.drafter is None else self.drafter.num_calls
 
     def forget(self, request_id: str) -> None:
         """Tell the drafter, if there is one, that a request has ended."""
@@ -72,10 +65,9 @@ class Drafters:
             raise ValueError(
                 f"drafter {speculation.drafter!r} was not loaded when the engine was assembled"
             )
-        drafter = None if loaded is None else CountedDrafter(loaded.drafter)
         return Drafting(
             speculation=speculation,
-            policy=build_policy(speculation, self.probe, drafter),
-            drafter=drafter,
+            policy=build_policy(speculation, self.probe),
+            drafter=None if loaded is None else loaded.drafter,
             projection=0 if loaded is None else loaded.projection,
         )

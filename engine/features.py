@@ -119,6 +119,16 @@ class FeatureHistory:
         self._buffer[self._length : end] = features_RF
         self._length = end
 
+    def __len__(self) -> int:
+        """Positions held."""
+        return self._length
+
+    def prefix(self, length: int) -> FeatureHistory:
+        """A history of its own that starts with the first ``length`` positions of this one."""
+        found = FeatureHistory()
+        found.append(self._buffer[:length])
+        return found
+
     @property
     def rows(self) -> Tensor | None:
         """[committed, F], or None when none were read."""

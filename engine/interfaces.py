@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from engine.block import RowLayout
     from engine.kv_cache import KVCache
-    from engine.records import CopyIndexShape, Draft, SequenceView
+    from engine.records import Choice, CopyIndexShape, Draft, SequenceView
 
 
 class Site(Enum):
@@ -78,16 +78,24 @@ class StepContext(Protocol):
         ...
 
 
-class Drafter(Protocol):
-    """Anything that proposes tokens for a sequence."""
+class NeuralDrafter(Protocol):
+    """A drafter with state per request: what it has read of a context it need not read again."""
 
     def draft(self, view: SequenceView) -> Draft:
         """Propose continuations of the pending token; an empty draft is allowed."""
         ...
 
+    def forget(self, request_id: str) -> None:
+        """The request has ended: drop its state. An unknown id is ignored."""
+        ...
 
-class NeuralDrafter(Drafter, Protocol):
-    """A drafter with state per request: what it has read of a context it need not read again."""
+
+class BatchDrafter(Protocol):
+    """A neural drafter as the engine asks it: for all sequences that wish for a draft at once."""
+
+    def draft_batch(self, views: Sequence[SequenceView]) -> list[Draft]:
+        """One draft per view; empty ones are allowed."""
+        ...
 
     def forget(self, request_id: str) -> None:
         """The request has ended: drop its state. An unknown id is ignored."""
@@ -95,7 +103,7 @@ class NeuralDrafter(Drafter, Protocol):
 
 
 class SwitchingPolicy(Protocol):
-    """Chooses, each step and for each sequence, which drafter proposes."""
+    """Chooses, each step and for each sequence, who proposes."""
 
     @property
     def name(self) -> str:
@@ -103,15 +111,10 @@ class SwitchingPolicy(Protocol):
         ...
 
     @property
-    def reads_probe(self) -> bool:
-        """Whether the verifier pass must evaluate the probe."""
-        ...
-
-    @property
     def copy_index(self) -> CopyIndexShape:
         """What the copy index must hold for this policy."""
         ...
 
-    def draft(self, view: SequenceView) -> Draft:
-        """Choose a drafter and return its draft; empty means a plain step."""
+    def choose(self, view: SequenceView) -> Choice:
+        """A draft of copies, the wish for a neural draft, or an empty draft: a plain step."""
         ...

@@ -127,6 +127,7 @@ def judge(
         verify_ms=verify_ms,
         probe_score=score,
         match_length=0 if prefilling else draft.match_length,
+        reason=draft.reason,
         near_ties=_near_ties(results, emitting[: len(output)], first_position, near_tie_margin),
     )
     committed = tuple(results.first_row + node for node in verification.path)
@@ -143,8 +144,8 @@ def _verify(
         return verify(rows.tree, next_token, stop_ids=stop_ids)
     _score_prompt(sequence, rows, results)
     path = tuple(range(len(rows.tree.token_ids)))
-    ends_prompt = rows.committed_length + len(path) == len(sequence.request.prompt_ids)
-    return Verification(path, (next_token(rows.num_wanted - 1),) if ends_prompt else ())
+    gives_token = sequence.gives_token(rows.committed_length + len(path))
+    return Verification(path, (next_token(rows.num_wanted - 1),) if gives_token else ())
 
 
 def _next_token(sequence: Sequence, results: RowResults) -> NextToken:

@@ -25,6 +25,15 @@ class Commit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KVCopy:
+    """The first ``length`` positions of one slot become those of another."""
+
+    source: int
+    target: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KVShape:
     """Sizes of one rank's cache."""
 
@@ -90,6 +99,12 @@ class KVCache:
                 (self.values, self.scratch_values),
             ):
                 cache[:, commit.slot, :, first:end] = scratch[:, rows].transpose(1, 2)
+
+    def copy(self, copies: Sequence[KVCopy]) -> None:
+        """Copy prefixes between slots, all layers at once."""
+        for copy in copies:
+            for cache in (self.keys, self.values):
+                cache[:, copy.target, :, : copy.length] = cache[:, copy.source, :, : copy.length]
 
 
 def _as_index(rows: tuple[int, ...]) -> slice | list[int]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
+from engine.config import SpeculationConfig
 from engine.sampling import GREEDY, SamplingParams
 
 if TYPE_CHECKING:
@@ -29,6 +30,15 @@ class Request:
     max_tokens: int
     ignore_eos: bool = False
     sampling: SamplingParams = GREEDY
+    speculation: SpeculationConfig | None = None
+    """How this request speculates, where not as the engine does."""
+    output_ids: tuple[int, ...] = ()
+    """Output that was delivered before the request was interrupted; it goes on behind it."""
+
+    @property
+    def known_ids(self) -> tuple[int, ...]:
+        """Prompt, and output from before an interruption."""
+        return self.prompt_ids + self.output_ids
 
     def stop_ids(self, model_stop_ids: frozenset[int]) -> frozenset[int]:
         """Tokens that end the output."""
@@ -62,6 +72,21 @@ class TokenEvent:
     """One per prompt token from the second on, in the first event, where they were asked for."""
 
 
+SwitchReason = Literal[
+    "always",
+    "matched",
+    "gate_closed",
+    "no_match",
+    "no_room",
+    "no_reply",
+    "too_slow",
+    "too_costly",
+]
+"""Why a step's source is what it is: the method knows one only; a match was found; the probe saw no
+copy intent; nothing matched; the answer's limit leaves no room; the drafter did not answer; asking
+it would cost more time than it saves now; the drafted rows would."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
     """Candidate continuations of the pending token, best first; no candidates is a plain step."""
@@ -70,6 +95,23 @@ class Draft:
     candidates: tuple[tuple[int, ...], ...] = ()
     match_length: int = 0
     """Length of the matched context suffix that the candidates continue; 0 when there is none."""
+    reason: SwitchReason = "always"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NeuralWish:
+    """A policy's wish for a neural draft of at most ``max_tokens`` tokens."""
+
+    max_tokens: int
+    reason: SwitchReason = "always"
+
+
+Choice = Draft | NeuralWish
+
+
+def copied(candidates: tuple[tuple[int, ...], ...], *, match_length: int) -> Draft:
+    """A draft of copies from the context."""
+    return Draft(source="copy", candidates=candidates, match_length=match_length, reason="matched")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +143,8 @@ class StepRecord:
     """Times that the neural drafter was asked: never where the step copies."""
     probe_score: float | None = None
     match_length: int = 0
+    reason: SwitchReason = "always"
+    """Why the source is what it is."""
     near_ties: tuple[NearTie, ...] = ()
 
 

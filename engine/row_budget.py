@@ -8,6 +8,7 @@ measured step-time table.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from engine.candidates import TokenTree, keep_nodes
@@ -71,6 +72,12 @@ class AcceptanceEstimate:
         """Note that a draft of this kind was not worth a single row."""
         self._of(draft).first.relax()
 
+    def chain_probabilities(self, draft: Draft, depth: int) -> list[float]:
+        """Estimated probability that each token of a chain of ``depth`` is accepted."""
+        survival = self._of(draft)
+        first, further = survival.first.value, survival.further.value
+        return [first * further**index for index in range(depth)]
+
     def node_probabilities(self, draft: Draft, tree: TokenTree) -> list[float]:
         """Estimated probability that each node is accepted; the pending token's is 1.
 
@@ -86,16 +93,41 @@ class AcceptanceEstimate:
         return probabilities
 
 
+@dataclass(frozen=True, slots=True)
+class RatedTree:
+    """A draft merged into a tree, and how likely each of its nodes is to be accepted."""
+
+    tree: TokenTree
+    probabilities: Sequence[float]
+
+
 def worthwhile_rows(
-    tree: TokenTree, probabilities: list[float], table: StepTimeTable, *, other_rows: int = 0
-) -> TokenTree:
-    """The subtree with the most expected tokens per time; ``other_rows`` run in any case."""
-    order = sorted(range(1, len(probabilities)), key=lambda node: (-probabilities[node], node))
-    best_count, tokens = 0, 1.0
-    best = tokens / table.at(other_rows + 1)
-    for count, node in enumerate(order, start=1):
-        tokens += probabilities[node]
-        rate = tokens / table.at(other_rows + 1 + count)
+    drafts: Sequence[RatedTree], table: StepTimeTable, *, other_rows: int = 0
+) -> list[TokenTree]:
+    """The subtrees of one step's drafts that together bring the most expected tokens per time.
+
+    Every draft keeps its pending token's row at least; ``other_rows`` (prompt chunks) run in any
+    case. A lone stream gets a wide try, a full batch narrow ones or none.
+    """
+    base = other_rows + len(drafts)
+    order = _likeliest_first(drafts)
+    best_count, tokens = 0, float(len(drafts))
+    best = tokens / table.at(base)
+    for count, (probability, _, _) in enumerate(order, start=1):
+        tokens -= probability  # sorted by its negative
+        rate = tokens / table.at(base + count)
         if rate > best:
             best_count, best = count, rate
-    return keep_nodes(tree, [0, *order[:best_count]])
+    kept: list[list[int]] = [[0] for _ in drafts]
+    for _, index, node in order[:best_count]:
+        kept[index].append(node)
+    return [keep_nodes(draft.tree, kept[index]) for index, draft in enumerate(drafts)]
+
+
+def _likeliest_first(drafts: Sequence[RatedTree]) -> list[tuple[float, int, int]]:
+    """(negative probability, draft, node) of all drafted nodes; parents before their children."""
+    return sorted(
+        (-draft.probabilities[node], index, node)
+        for index, draft in enumerate(drafts)
+        for node in range(1, len(draft.probabilities))
+    )

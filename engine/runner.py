@@ -60,6 +60,7 @@ class ModelRunner:
     def execute(self, verdict: Verdict) -> BlockResult | None:
         """Commit the last step's accepted rows, run this step's; None before the last stage."""
         self.kv.commit(verdict.commits)
+        self.kv.copy(verdict.copies)
         return self.run(verdict.rows, projection=verdict.projection)
 
     @torch.inference_mode()

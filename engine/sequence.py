@@ -1,4 +1,4 @@
-"""One request's state on the coordinator."""
+"""One request's state on the coordinator, from its admission to its end or interruption."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from engine.block import SequenceRows
 from engine.candidates import TokenTree, chain
+from engine.drafting import Drafting
 from engine.features import FeatureHistory
 from engine.records import (
     CopySource,
@@ -15,6 +16,7 @@ from engine.records import (
     SequenceView,
     TokenLogprobs,
 )
+from engine.slots import Prefix
 from engine.token_sampler import TokenSampler
 
 MAX_SCORED_ROWS = 64
@@ -33,6 +35,7 @@ class Sequence:
     slot: int
     copies: CopySource
     max_model_len: int
+    drafting: Drafting
     sampler: TokenSampler | None = None
     """Chooses the tokens where the verifier's arg-max alone does not do."""
     token_ids: list[int] = field(default_factory=list)
@@ -47,13 +50,32 @@ class Sequence:
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.token_ids.extend(self.request.prompt_ids)
-        self.copies.append(self.request.prompt_ids)
+        known = self.request.known_ids
+        self.token_ids.extend(known)
+        self.copies.append(known)
+
+    @property
+    def num_prefill_tokens(self) -> int:
+        """Tokens that are run before decoding.
+
+        The prompt, or all of an interrupted request's tokens but the last, which is pending.
+        """
+        output = len(self.request.output_ids)
+        return len(self.request.prompt_ids) + max(0, output - 1)
 
     @property
     def is_prefilling(self) -> bool:
-        """Whether prompt tokens are still to be run."""
-        return self.committed_length < len(self.request.prompt_ids)
+        """Whether tokens from before decoding are still to be run."""
+        return self.committed_length < self.num_prefill_tokens
+
+    def gives_token(self, length: int) -> bool:
+        """Whether prefilling up to ``length`` tokens ends with an output token."""
+        return length == self.num_prefill_tokens and not self.request.output_ids
+
+    @property
+    def prefix(self) -> Prefix:
+        """What its slot holds: this sequence's committed tokens."""
+        return Prefix(self.slot, self.token_ids[: self.committed_length], self.features)
 
     @property
     def num_output_tokens(self) -> int:
@@ -82,8 +104,8 @@ class Sequence:
         scores_prompt = self.request.sampling.prompt_logprobs is not None
         start = self.committed_length
         rows = min(max_rows, MAX_SCORED_ROWS) if scores_prompt else max_rows
-        end = min(start + rows, len(self.request.prompt_ids))
-        tree = chain(self.request.prompt_ids[start:end])
+        end = min(start + rows, self.num_prefill_tokens)
+        tree = chain(self.token_ids[start:end])
         return SequenceRows(
             self.slot,
             start,

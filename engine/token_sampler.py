@@ -39,14 +39,18 @@ class TokenSampler:
         params: SamplingParams,
         *,
         prompt_ids: Sequence[int],
+        output_ids: Sequence[int] = (),
         stop_ids: Collection[int],
         grammar: TokenGrammar | None = None,
     ) -> None:
+        """``output_ids``: what was chosen before an interruption."""
         self._params, self._stop_ids, self._grammar = params, stop_ids, grammar
         self._output: list[int] = []
         self._counts: Counter[int] = Counter()
         self._seen = set(prompt_ids)
         self._num_prompt_tokens = len(prompt_ids)
+        for token in output_ids:
+            self.accept(token)
 
     @property
     def position(self) -> int:

@@ -17,7 +17,8 @@ import torch
 from drafters.neural import load_drafter
 from drafters.service import serve_drafter
 from engine.config import EngineConfig
-from engine.drafting import CountedDrafter
+from engine.interfaces import NeuralDrafter
+from engine.records import Draft, SequenceView
 from ray_app.drafter_link import DrafterListener
 from ray_app.messages import DrafterFound
 
@@ -29,6 +30,23 @@ class DrafterVitals:
     pid: int
     num_drafts: int
     """Drafts made by this process."""
+
+
+@dataclass(slots=True)
+class CountedDrafter:
+    """Implements ``NeuralDrafter`` with another one and counts how often it is asked."""
+
+    inner: NeuralDrafter
+    num_calls: int = 0
+
+    def draft(self, view: SequenceView) -> Draft:
+        """The other's draft."""
+        self.num_calls += 1
+        return self.inner.draft(view)
+
+    def forget(self, request_id: str) -> None:
+        """Told to the other."""
+        self.inner.forget(request_id)
 
 
 class DrafterActor:

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from engine.config import SpeculationConfig
-from engine.interfaces import Drafter, SwitchingPolicy
+from engine.interfaces import SwitchingPolicy
 from engine.policies.copy_spec import CopySpec
-from engine.policies.neural import AlwaysNeural, LimitedDrafter
+from engine.policies.fallback import Fallback
+from engine.policies.neural import AlwaysNeural
 from engine.policies.prompt_lookup import PromptLookup
 from engine.policies.switch_sd import SwitchSD
 from engine.policies.vanilla import Vanilla
 from engine.probe import Probe
 
 
-def build_policy(
-    speculation: SpeculationConfig, probe: Probe | None, drafter: Drafter | None = None
-) -> SwitchingPolicy:
+def build_policy(speculation: SpeculationConfig, probe: Probe | None) -> SwitchingPolicy:
     """The policy of a configuration; a probe's gate threshold holds unless the user gave one."""
-    fallback: Drafter = Vanilla()
-    if drafter is not None:
-        fallback = LimitedDrafter(drafter=drafter, num_tokens=speculation.num_speculative_tokens)
+    has_drafter = speculation.drafter != "none"
+    fallback = Fallback(speculation.num_speculative_tokens if has_drafter else 0)
     match speculation.method:
         case "vanilla":
             return Vanilla()
@@ -42,8 +40,7 @@ def build_policy(
                 fallback=fallback,
             )
         case "eagle3" | "small_model" | "steered":
-            assert drafter is not None, "the configuration says which drafter the method needs"
-            return AlwaysNeural(drafter=fallback, name=speculation.method)
+            return AlwaysNeural(name=speculation.method, fallback=fallback)
     raise ValueError(f"method {speculation.method!r} has no policy")
 
 

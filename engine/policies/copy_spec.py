@@ -6,11 +6,10 @@ occurrence is used. Without a match the fallback drafts.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from engine.interfaces import Drafter
-from engine.policies.vanilla import Vanilla
-from engine.records import CopyIndexShape, Draft, SequenceView
+from engine.policies.fallback import NO_DRAFTER, Fallback
+from engine.records import Choice, CopyIndexShape, SequenceView, copied
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,20 +18,19 @@ class CopySpec:
 
     match_length: int = 3
     max_tokens: int = 10
-    fallback: Drafter = field(default_factory=Vanilla)
+    fallback: Fallback = NO_DRAFTER
     name: str = "copy_spec"
-    reads_probe: bool = False
 
     @property
     def copy_index(self) -> CopyIndexShape:
         """One match length."""
         return CopyIndexShape(match_lengths=(self.match_length,), max_tokens=self.max_tokens)
 
-    def draft(self, view: SequenceView) -> Draft:
+    def choose(self, view: SequenceView) -> Choice:
         """Copy on any match, else ask the fallback."""
         continuation = view.copies.earliest(
             match_length=self.match_length, max_tokens=self.max_tokens
         )
         if not continuation:
-            return self.fallback.draft(view)
-        return Draft(source="copy", candidates=(continuation,), match_length=self.match_length)
+            return self.fallback.choose("no_match")
+        return copied((continuation,), match_length=self.match_length)

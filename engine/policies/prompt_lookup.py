@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine.records import CopyIndexShape, Draft, SequenceView
+from engine.records import Choice, CopyIndexShape, Draft, SequenceView, copied
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +20,6 @@ class PromptLookup:
     num_speculative_tokens: int = 10
     max_match_length: int = 3
     name: str = "prompt_lookup"
-    reads_probe: bool = False
 
     @property
     def copy_index(self) -> CopyIndexShape:
@@ -28,10 +27,10 @@ class PromptLookup:
         lengths = tuple(range(1, self.max_match_length + 1))
         return CopyIndexShape(match_lengths=lengths, max_tokens=self.num_speculative_tokens)
 
-    def draft(self, view: SequenceView) -> Draft:
+    def choose(self, view: SequenceView) -> Choice:
         """Try the longest n-gram first."""
         for length in range(self.max_match_length, 0, -1):
             continuation = view.copies.earliest_complete(match_length=length)
             if continuation:
-                return Draft(source="copy", candidates=(continuation,), match_length=length)
-        return Draft()
+                return copied((continuation,), match_length=length)
+        return Draft(reason="no_match")

@@ -8,11 +8,10 @@ draft neurally. A copy step never calls the neural drafter. The paper's kappa, W
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from engine.interfaces import Drafter
-from engine.policies.vanilla import Vanilla
-from engine.records import CopyIndexShape, Draft, SequenceView
+from engine.policies.fallback import NO_DRAFTER, Fallback
+from engine.records import Choice, CopyIndexShape, SequenceView, copied
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,28 +23,25 @@ class SwitchSD:
     match_length: int = 5
     max_candidates: int = 10
     max_tokens: int = 20
-    fallback: Drafter = field(default_factory=Vanilla)
+    fallback: Fallback = NO_DRAFTER
     name: str = "switch_sd"
-
-    @property
-    def reads_probe(self) -> bool:
-        """A gate that is always open needs no probe."""
-        return self.probe_threshold > 0.0
 
     @property
     def copy_index(self) -> CopyIndexShape:
         """One match length."""
         return CopyIndexShape(match_lengths=(self.match_length,), max_tokens=self.max_tokens)
 
-    def draft(self, view: SequenceView) -> Draft:
-        """Copy if the gate is open and there is something to copy, else ask the fallback."""
-        candidates = self._copies(view) if self._gate_is_open(view) else ()
+    def choose(self, view: SequenceView) -> Choice:
+        """Copy if the gate is open and there is something to copy, else fall back."""
+        if not self._gate_is_open(view):
+            return self.fallback.choose("gate_closed")
+        candidates = self._copies(view)
         if candidates:
-            return Draft(source="copy", candidates=candidates, match_length=self.match_length)
-        return self.fallback.draft(view)
+            return copied(candidates, match_length=self.match_length)
+        return self.fallback.choose("no_match")
 
     def _gate_is_open(self, view: SequenceView) -> bool:
-        if not self.reads_probe:
+        if self.probe_threshold == 0:
             return True
         assert view.probe_score is not None, "the runner evaluates the probe for this policy"
         return view.probe_score >= self.probe_threshold

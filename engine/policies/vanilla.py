@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine.records import CopyIndexShape, Draft, SequenceView
+from engine.records import Choice, CopyIndexShape, Draft, SequenceView
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,13 +12,12 @@ class Vanilla:
     """Never drafts."""
 
     name: str = "vanilla"
-    reads_probe: bool = False
 
     @property
     def copy_index(self) -> CopyIndexShape:
         """Nothing is copied."""
         return CopyIndexShape(match_lengths=(), max_tokens=1)
 
-    def draft(self, view: SequenceView) -> Draft:  # noqa: ARG002 - the protocol's signature
+    def choose(self, view: SequenceView) -> Choice:  # noqa: ARG002 - the protocol's signature
         """An empty draft: a plain step."""
-        return Draft()
+        return Draft(reason="always")

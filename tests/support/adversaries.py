@@ -20,7 +20,6 @@ class Adversary:
     vocab_size: int
     num_candidates: int = 3
     num_tokens: int = 5
-    reads_probe: bool = False
     name: str = "adversary"
     _random: random.Random = field(default_factory=lambda: random.Random(0))
 
@@ -29,7 +28,7 @@ class Adversary:
         """Nothing is copied."""
         return CopyIndexShape(match_lengths=(), max_tokens=1)
 
-    def draft(self, view: SequenceView) -> Draft:
+    def choose(self, view: SequenceView) -> Draft:
         """Candidates of the chosen kind."""
         return Draft(source="copy", candidates=tuple(self._candidates(view)), match_length=1)
 

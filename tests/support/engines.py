@@ -8,15 +8,16 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from drafters.assemble import new_copy_index, num_local_kv_heads
+from drafters.remote import RemoteDrafter
 from engine.attention.merged import MergedAttention
 from engine.channels import BroadcastControl, LocalControl
 from engine.config import SpeculationConfig, speculation
 from engine.control import message_length
-from engine.drafting import Drafters, Drafting, LoadedDrafter
+from engine.drafting import Drafters, Drafting, LoadedDrafter, OneByOne
 from engine.engine import SpeculativeEngine
 from engine.exactness import RowPadding
 from engine.features import FeatureProjection
-from engine.interfaces import NeuralDrafter, SwitchingPolicy
+from engine.interfaces import BatchDrafter, NeuralDrafter, SwitchingPolicy
 from engine.kv_cache import KVCache, KVShape
 from engine.models.config import ModelConfig
 from engine.models.decoder import Decoder
@@ -51,6 +52,8 @@ class TinyEngine:
     """Serves whatever drafter the configuration names; on the coordinator."""
     projection: FeatureProjection | None = None
     """What the drafter reads."""
+    max_kv_tokens: int | None = None
+    reuses_prefixes: bool = True
 
 
 def random_decoder(
@@ -108,7 +111,9 @@ def build_engine(tiny: TinyEngine, mesh: Mesh) -> SpeculativeEngine:
 def _drafters(tiny: TinyEngine) -> Drafters:
     if tiny.drafter is None:
         return Drafters(probe=tiny.probe)
-    loaded = LoadedDrafter(drafter=tiny.drafter, projection=int(tiny.projection is not None))
+    drafter = tiny.drafter
+    batched: BatchDrafter = drafter if isinstance(drafter, RemoteDrafter) else OneByOne(drafter)
+    loaded = LoadedDrafter(drafter=batched, projection=int(tiny.projection is not None))
     return Drafters(probe=tiny.probe, neural={tiny.speculation.drafter_key: loaded})
 
 
@@ -124,10 +129,14 @@ def _scheduler(tiny: TinyEngine) -> Scheduler:
         max_model_len=tiny.max_model_len,
         stop_ids=tiny.stop_ids,
         near_tie_margin=0.0,
+        vocab_size=tiny.config.vocab_size,
+        max_kv_tokens=tiny.max_kv_tokens,
+        reuses_prefixes=tiny.reuses_prefixes,
     )
     return Scheduler(
         limits,
         drafting=_drafting(tiny),
+        drafters=_drafters(tiny),
         new_copy_index=new_copy_index,
         step_times=None,
     )

@@ -102,6 +102,21 @@ def test_a_late_reply_is_dropped_and_the_next_step_gets_its_own() -> None:
         assert drafter.counters.stale == 1
 
 
+def test_a_batch_is_asked_at_once_and_a_lost_reply_costs_one_draft() -> None:
+    pool = Pool()
+    with remote(pool) as drafter:
+        views = [view([number, 3], f"r{number}") for number in range(4)]
+        expected = [ToyDrafter(vocab_size=VOCAB).draft(one) for one in views]
+        assert drafter.draft_batch(views) == expected
+        losses = iter([False, True, False, False])
+        pool.ends[0].faults.drop = lambda: next(losses, False)
+        drafter.round_trip.seconds = 0.05
+        longer = [view([number, 3, 8], f"r{number}") for number in range(4)]
+        found = drafter.draft_batch(longer)
+        assert [bool(draft.candidates) for draft in found] == [True, False, True, True]
+        assert (drafter.counters.answered, drafter.counters.missed) == (7, 1)
+
+
 @pytest.mark.parametrize(
     ("rewrite", "counter"),
     [

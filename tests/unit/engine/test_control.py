@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from engine.block import SequenceRows
 from engine.candidates import chain, merge_candidates
 from engine.control import Verdict, decode, encode, message_length
-from engine.kv_cache import Commit
+from engine.kv_cache import Commit, KVCopy
 
 COMMITS = st.lists(
     st.builds(
@@ -37,7 +37,10 @@ def test_decode_inverts_encode(
     commits: list[Commit], rows: list[SequenceRows], step: int, *, stop: bool
 ) -> None:
     """Catches fields in another order on the two sides: ranks would run different rows."""
-    verdict = Verdict(step=step, epoch=3, commits=tuple(commits), rows=tuple(rows), stop=stop)
+    copies = tuple(KVCopy(source=c.slot, target=9, length=c.start_length) for c in commits)
+    verdict = Verdict(
+        step=step, epoch=3, commits=tuple(commits), copies=copies, rows=tuple(rows), stop=stop
+    )
     length = message_length(max_sequences=4, max_rows=48)
     message = encode(verdict, length)
     assert message.numel() == length

@@ -5,6 +5,8 @@ from __future__ import annotations
 from drafters.copy_index import CopyIndex
 from engine.block import SequenceRows
 from engine.candidates import merge_candidates
+from engine.config import speculation
+from engine.drafting import Drafters
 from engine.judge import Judgement, RowResults, judge
 from engine.records import Draft, Request, TokenEvent
 from engine.sequence import Sequence
@@ -16,7 +18,11 @@ def decoding_sequence(*, max_tokens: int = 20, max_model_len: int = 64) -> Seque
     """Prompt committed, pending token 7 (position 5), kappa 2."""
     request = Request(request_id="r", prompt_ids=PROMPT, max_tokens=max_tokens)
     sequence = Sequence(
-        request=request, slot=1, copies=CopyIndex([2], 3), max_model_len=max_model_len
+        request=request,
+        slot=1,
+        copies=CopyIndex([2], 3),
+        max_model_len=max_model_len,
+        drafting=Drafters().drafting(speculation("vanilla")),
     )
     sequence.committed_length = 5
     sequence.token_ids.append(7)

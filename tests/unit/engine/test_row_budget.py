@@ -6,7 +6,7 @@ import pytest
 
 from engine.candidates import merge_candidates
 from engine.records import Draft
-from engine.row_budget import AcceptanceEstimate, worthwhile_rows
+from engine.row_budget import AcceptanceEstimate, RatedTree, worthwhile_rows
 from engine.step_time import StepTimeTable, measure_step_times
 
 DRAFT = Draft(source="copy", match_length=3)
@@ -17,9 +17,28 @@ STEEP = StepTimeTable((1, 2, 3), (10.0, 20.0, 30.0))
 def test_free_rows_are_all_kept_and_costly_ones_are_not() -> None:
     """W and D are ceilings: the step time decides."""
     tree = merge_candidates(9, [(1, 2, 3), (4, 5)], 99)
-    probabilities = AcceptanceEstimate().node_probabilities(DRAFT, tree)
-    assert len(worthwhile_rows(tree, probabilities, FREE).token_ids) == 6
-    assert len(worthwhile_rows(tree, probabilities, STEEP).token_ids) == 1
+    rated = RatedTree(tree, AcceptanceEstimate().node_probabilities(DRAFT, tree))
+    assert len(worthwhile_rows([rated], FREE)[0].token_ids) == 6
+    assert len(worthwhile_rows([rated], STEEP)[0].token_ids) == 1
+
+
+def test_rows_go_to_the_likeliest_drafts_of_a_batch() -> None:
+    """A budget that each sequence takes for itself would run both drafts whole."""
+    table = StepTimeTable((1, 4, 5, 50), (10.0, 10.0, 30.0, 900.0))
+    sure = RatedTree(merge_candidates(9, [(1, 2, 3)], 9), [1.0, 0.9, 0.8, 0.7])
+    unsure = RatedTree(merge_candidates(8, [(4, 5)], 9), [1.0, 0.75, 0.1])
+    kept = worthwhile_rows([unsure, sure], table)
+    assert [tree.token_ids for tree in kept] == [(8,), (9, 1, 2)]
+
+
+def test_a_full_batch_drafts_less_than_a_lone_stream() -> None:
+    """Rows that a prompt or other sequences fill anyway make every further row dear."""
+    table = StepTimeTable((1, 4, 20), (10.0, 10.0, 50.0))
+    rated = RatedTree(merge_candidates(9, [(1, 2, 3)], 9), [1.0, 0.5, 0.25, 0.12])
+    alone = worthwhile_rows([rated], table)[0]
+    crowded = worthwhile_rows([rated] * 8, table)
+    assert len(alone.token_ids) == 4
+    assert all(len(tree.token_ids) == 1 for tree in crowded)
 
 
 def test_estimate_separates_the_first_token_from_further_ones() -> None:

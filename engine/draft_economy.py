@@ -1,0 +1,62 @@
+"""Whether asking the neural drafter pays at the present load.
+
+Asking costs its time before the pass, and the drafted rows cost theirs within it. A lone stream
+gains; in a full batch a pass is busy with one row per sequence, and the same draft makes everybody
+wait (vLLM's own figures: up to 1.8 times slower at 10 requests a second). The decision has
+hysteresis, because load swings around any limit (vllm#49548), and while it is off the drafter is
+tried now and then, because rates are only learned from drafts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from engine.records import Draft
+from engine.row_budget import AcceptanceEstimate
+from engine.step_time import StepTimeTable
+
+RETURN_MARGIN = 1.05
+"""How much faster drafting must look before it is taken up again."""
+TRIAL_STEPS = 128
+"""Steps without the drafter after which one step tries it."""
+_EWMA_WEIGHT = 0.1
+_NEURAL = Draft(source="neural")
+
+
+@dataclass(slots=True)
+class DraftEconomy:
+    """What one configuration's neural drafts cost and bring."""
+
+    estimate: AcceptanceEstimate
+    milliseconds: float | None = None
+    """Moving average of the time that asking for one draft takes."""
+    is_on: bool = True
+    _steps_off: int = field(default=0, init=False)
+
+    def observe(self, milliseconds: float, num_asked: int) -> None:
+        """Learn what asking for so many drafts at once took."""
+        each = milliseconds / num_asked
+        if self.milliseconds is None:
+            self.milliseconds = each
+        self.milliseconds += _EWMA_WEIGHT * (each - self.milliseconds)
+
+    def pays(self, table: StepTimeTable, *, num_wishes: int, depth: int, other_rows: int) -> bool:
+        """Whether to ask for ``num_wishes`` drafts of ``depth`` tokens.
+
+        ``other_rows`` are the pass's rows without any draft, beside the wishes' pending rows.
+        """
+        gain = self._gain(table, num_wishes=num_wishes, depth=depth, other_rows=other_rows)
+        self.is_on = gain >= (1.0 if self.is_on else RETURN_MARGIN)
+        self._steps_off = 0 if self.is_on else self._steps_off + 1
+        return self.is_on or self._steps_off % TRIAL_STEPS == 0
+
+    def _gain(self, table: StepTimeTable, *, num_wishes: int, depth: int, other_rows: int) -> float:
+        """Expected tokens per time with the drafts, relative to without, at the best depth."""
+        rows = other_rows + num_wishes
+        rates = self.estimate.chain_probabilities(_NEURAL, depth)
+        asking = (self.milliseconds or 0.0) * num_wishes
+        tokens, best = float(rows), 0.0
+        for drafted, probability in enumerate(rates, start=1):
+            tokens += probability * num_wishes
+            best = max(best, tokens / (table.at(rows + drafted * num_wishes) + asking))
+        return best * table.at(rows) / rows
