@@ -16,6 +16,7 @@ from drafters.copy_index import CopyIndex
 from drafters.neural import load_drafter, load_projection
 from drafters.pretrained import shipped_probe
 from drafters.remote import RemoteDrafter
+from engine.admission import SchedulerLimits
 from engine.attention.merged import MergedAttention
 from engine.attention.rowwise import RowwiseAttention
 from engine.channels import BroadcastControl, LocalControl
@@ -32,7 +33,7 @@ from engine.models.decoder import Attention, Decoder
 from engine.probe import Probe, load_probe
 from engine.records import CopyIndexShape, CopySource
 from engine.runner import ModelRunner, Readouts
-from engine.scheduler import Scheduler, SchedulerLimits
+from engine.scheduler import Scheduler
 from engine.step_context import AttentionBackend
 from engine.step_time import StepTimeTable, measure_step_times
 from engine.timing import sibling_rows

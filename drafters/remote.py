@@ -12,7 +12,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 from drafters.messages import Forget, Question, Reply, Tag, decode, encode
 from engine.records import Draft, SequenceView
@@ -130,6 +130,10 @@ class RemoteDrafter:
             logger.warning("the drafter is gone (%s): copying goes on, a new one is started", error)
             self._lose_link()
         return [drafts.get(tag, Draft()) for tag in tags] or [Draft() for _ in views]
+
+    def link_counts(self) -> dict[str, int]:
+        """The counters by name."""
+        return asdict(self.counters)
 
     def forget(self, request_id: str) -> None:
         """The request has ended."""

@@ -22,6 +22,10 @@ class OneByOne:
         """One draft after the other."""
         return [self.inner.draft(view) for view in views]
 
+    def link_counts(self) -> Mapping[str, int]:
+        """There is no link."""
+        return {}
+
     def forget(self, request_id: str) -> None:
         """Told to the drafter."""
         self.inner.forget(request_id)

@@ -12,6 +12,7 @@ from itertools import count
 
 from engine.config import SpeculationConfig
 from engine.control import ControlChannel, Verdict
+from engine.counters import EngineCounters
 from engine.drafting import Drafters
 from engine.records import GenerationResult, Request, StepOutcome, StepRecord, TokenEvent
 from engine.runner import ModelRunner
@@ -34,6 +35,7 @@ class SpeculativeEngine:
         self._runner, self._control, self._scheduler = runner, control, scheduler
         self._drafters = drafters
         self._request_ids = count()
+        self._counters = EngineCounters()
         self.tokenizer = tokenizer
 
     @property
@@ -72,7 +74,24 @@ class SpeculativeEngine:
         result = self._runner.execute(verdict)  # commit the last step, verify this one
         assert result is not None, "the coordinator is on the last stage"
         verify_ms = (time.perf_counter() - started) * 1e3
-        return self.scheduler.conclude(verdict, result, verify_ms)  # accept, record
+        outcome = self.scheduler.conclude(verdict, result, verify_ms)  # accept
+        self._counters.observe(
+            outcome.records, plain_seconds=self.scheduler.plain_seconds
+        )  # record
+        return outcome
+
+    def counters(self) -> EngineCounters:
+        """Coordinator: what happened since the start, and the load now."""
+        admission = self.scheduler.admission
+        found = self._counters.snapshot()
+        found.link = self.scheduler.link_counts()
+        found.num_preemptions = admission.num_preemptions
+        found.prefix_cache_queries = admission.prefix_counters.queries
+        found.prefix_cache_hits = admission.prefix_counters.hits
+        found.num_requests_running = len(admission.running)
+        found.num_requests_waiting = admission.num_waiting
+        found.kv_cache_usage_perc = admission.kv_usage
+        return found
 
     def follow(self) -> None:
         """Every other rank: execute the coordinator's verdicts until it stops."""

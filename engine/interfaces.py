@@ -5,7 +5,7 @@ The engine knows these protocols only; concrete drafters live to its right in th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -95,6 +95,10 @@ class BatchDrafter(Protocol):
 
     def draft_batch(self, views: Sequence[SequenceView]) -> list[Draft]:
         """One draft per view; empty ones are allowed."""
+        ...
+
+    def link_counts(self) -> Mapping[str, int]:
+        """What happened to questions and replies, by name; nothing without a link."""
         ...
 
     def forget(self, request_id: str) -> None:

@@ -59,6 +59,24 @@ class TokenLogprobs:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RequestMetrics:
+    """How a finished request was served."""
+
+    queued_seconds: float
+    prefill_seconds: float
+    decode_seconds: float
+    cached_tokens: int
+    """Prompt tokens that an earlier request had left in the cache."""
+    steps: dict[str, int]
+    """Decode steps by source."""
+    accepted: dict[str, int]
+    """Accepted draft tokens by source."""
+    num_draft_tokens: int
+    acceptance_histogram: tuple[int, ...]
+    """Drafts by the number of their tokens that were accepted, from 0 on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TokenEvent:
     """The output tokens that one step gave one request."""
 
@@ -70,6 +88,8 @@ class TokenEvent:
     """One per token, where the request asked for them."""
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     """One per prompt token from the second on, in the first event, where they were asked for."""
+    metrics: RequestMetrics | None = None
+    """In the last event."""
 
 
 SwitchReason = Literal[

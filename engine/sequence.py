@@ -16,6 +16,7 @@ from engine.records import (
     SequenceView,
     TokenLogprobs,
 )
+from engine.request_stats import RequestStats
 from engine.slots import Prefix
 from engine.token_sampler import TokenSampler
 
@@ -36,6 +37,7 @@ class Sequence:
     copies: CopySource
     max_model_len: int
     drafting: Drafting
+    stats: RequestStats
     sampler: TokenSampler | None = None
     """Chooses the tokens where the verifier's arg-max alone does not do."""
     token_ids: list[int] = field(default_factory=list)

@@ -81,6 +81,10 @@ class EngineFlags:
     """Longest sequence, prompt and answer together."""
     max_num_seqs: int | None = None
     """Requests decoded together."""
+    max_kv_tokens: int | None = None
+    """Tokens of all running requests together; beyond it the newest are computed again later."""
+    enable_prefix_caching: bool | None = None
+    """Whether a prompt reuses what an earlier one with the same beginning left in the cache."""
     quantization: str | None = None
     """Weight quantisation; none is available yet."""
     speculative_config: str | None = None
@@ -100,6 +104,8 @@ _COPIED_FLAGS = (
     "pipeline_parallel_size",
     "max_model_len",
     "max_num_seqs",
+    "max_kv_tokens",
+    "enable_prefix_caching",
     "quantization",
     "exactness",
     "num_threads",

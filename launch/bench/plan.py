@@ -124,7 +124,12 @@ def _config(flags: BenchFlags, variants: tuple[Variant, ...], world_size: int) -
         )
     if flags.threads is not None:
         config = replace(config, num_threads=max(1, flags.threads // config.num_ranks))
-    return replace(config, max_num_seqs=1, speculation=shared_speculation(variants))
+    return replace(
+        config,
+        max_num_seqs=1,
+        enable_prefix_caching=False,
+        speculation=shared_speculation(variants),
+    )
 
 
 def _settings(flags: BenchFlags, config: EngineConfig, num_prompts: int) -> Settings:

@@ -65,7 +65,7 @@ def test_shared_prefixes_are_computed_once(
         drain(engine, found, steps_between)
     drain(engine, found)
     assert [tuple(found[str(index)]) for index in range(4)] == truth
-    counters = engine.scheduler.prefix_counters
+    counters = engine.scheduler.admission.prefix_counters
     assert counters.queries == sum(map(len, shared_prompts()))
     if steps_between:
         assert counters.hits >= 3 * len(SYSTEM)
@@ -78,7 +78,7 @@ def test_reuse_can_be_switched_off(truth: list[tuple[int, ...]]) -> None:
         ask(engine, str(index), prompt)
         drain(engine, found)
     assert [tuple(found[str(index)]) for index in range(4)] == truth
-    assert engine.scheduler.prefix_counters.hits == 0
+    assert engine.scheduler.admission.prefix_counters.hits == 0
 
 
 def test_a_reused_prefix_gives_eagle3_the_same_drafts(truth: list[tuple[int, ...]]) -> None:
@@ -96,7 +96,7 @@ def test_a_reused_prefix_gives_eagle3_the_same_drafts(truth: list[tuple[int, ...
             output += [token for event in outcome.events for token in event.token_ids]
         accepted.append(total)
         assert tuple(output) == truth[0 if index < 2 else 1]
-    assert engine.scheduler.prefix_counters.hits >= 2 * len(SYSTEM)
+    assert engine.scheduler.admission.prefix_counters.hits >= 2 * len(SYSTEM)
     assert accepted[0] == accepted[1]
 
 
@@ -112,9 +112,9 @@ def test_preempted_requests_go_on_where_they_were(
         ask(engine, str(index), prompt)
     while engine.has_work:
         drain(engine, found, 1)
-        assert engine.scheduler.num_kv_tokens <= 200 + 4 * 12
+        assert engine.scheduler.admission.num_kv_tokens <= 200 + 4 * 12
     assert [tuple(found[str(index)]) for index in range(4)] == truth
-    assert engine.scheduler.num_preemptions > 0
+    assert engine.scheduler.admission.num_preemptions > 0
 
 
 @pytest.mark.parametrize("kind", ["warm", "penalised", "forbidden"])
@@ -225,6 +225,6 @@ def test_random_arrivals_and_aborts_leave_every_slot_free(truth: list[tuple[int,
         expected = truth[int(name[0])]
         assert tuple(output) == (expected[: len(output)] if name in aborted else expected)
     assert set(found) | aborted == {f"{number % 4}-{number}" for number in range(260)}
-    assert engine.scheduler.num_running == engine.scheduler.num_waiting == 0
-    assert engine.scheduler.num_kv_tokens == 0
-    assert engine.scheduler.num_free_slots == 3
+    assert not engine.scheduler.has_work
+    assert engine.scheduler.admission.num_kv_tokens == 0
+    assert engine.scheduler.admission.num_free_slots == 3

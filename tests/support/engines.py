@@ -9,6 +9,7 @@ import torch
 
 from drafters.assemble import new_copy_index, num_local_kv_heads
 from drafters.remote import RemoteDrafter
+from engine.admission import SchedulerLimits
 from engine.attention.merged import MergedAttention
 from engine.channels import BroadcastControl, LocalControl
 from engine.config import SpeculationConfig, speculation
@@ -25,7 +26,7 @@ from engine.models.registry import shard_decoder
 from engine.probe import Probe
 from engine.records import Request, TokenEvent
 from engine.runner import ModelRunner, Readouts
-from engine.scheduler import Scheduler, SchedulerLimits
+from engine.scheduler import Scheduler
 from engine.step_context import AttentionBackend
 from parallel.mesh import Mesh
 from parallel.pipeline import stage_of_layer

@@ -9,6 +9,7 @@ from engine.config import speculation
 from engine.drafting import Drafters
 from engine.judge import Judgement, RowResults, judge
 from engine.records import Draft, Request, TokenEvent
+from engine.request_stats import RequestStats
 from engine.sequence import Sequence
 
 PROMPT = (5, 6, 7, 5, 6)
@@ -23,6 +24,7 @@ def decoding_sequence(*, max_tokens: int = 20, max_model_len: int = 64) -> Seque
         copies=CopyIndex([2], 3),
         max_model_len=max_model_len,
         drafting=Drafters().drafting(speculation("vanilla")),
+        stats=RequestStats(arrived=0.0),
     )
     sequence.committed_length = 5
     sequence.token_ids.append(7)
