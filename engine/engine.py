@@ -16,6 +16,7 @@ from engine.counters import EngineCounters
 from engine.drafting import Drafters
 from engine.records import GenerationResult, Request, StepOutcome, StepRecord, TokenEvent
 from engine.runner import ModelRunner
+from engine.sampling import GREEDY, SamplingParams
 from engine.scheduler import Scheduler
 from engine.tokenizer import Tokenizer
 
@@ -108,7 +109,12 @@ class SpeculativeEngine:
         self._control.send(Verdict(step=0, stop=True))
 
     def generate(
-        self, prompt_ids: tuple[int, ...], *, max_tokens: int, ignore_eos: bool = False
+        self,
+        prompt_ids: tuple[int, ...],
+        *,
+        max_tokens: int,
+        ignore_eos: bool = False,
+        sampling: SamplingParams = GREEDY,
     ) -> GenerationResult:
         """Answer one prompt alone; prefill and decoding are timed apart."""
         request_id = f"generate-{next(self._request_ids)}"
@@ -118,6 +124,7 @@ class SpeculativeEngine:
                 prompt_ids=prompt_ids,
                 max_tokens=max_tokens,
                 ignore_eos=ignore_eos,
+                sampling=sampling,
             )
         )
         clock = _Clock()

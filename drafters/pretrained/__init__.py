@@ -13,9 +13,13 @@ def shipped_probe(model_id: str) -> Path | None:
     return _shipped(model_id, "probe.safetensors")
 
 
+_DRAFTER_FOLDERS = {"steered": "small_model"}
+"""A steering head lies beside the drafter that it steers."""
+
+
 def shipped_drafter(model_id: str, drafter: str) -> Path | None:
     """The directory of a neural drafter shipped for a model, or None."""
-    return _shipped(model_id, drafter)
+    return _shipped(model_id, _DRAFTER_FOLDERS.get(drafter, drafter))
 
 
 def _shipped(model_id: str, name: str) -> Path | None:

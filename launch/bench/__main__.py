@@ -14,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from drafters.assemble import assemble_engine
 from engine.engine import SpeculativeEngine
+from engine.sampling import SamplingParams
 from launch.bench.journal import Journal, Session
 from launch.bench.measure import Contestant, EngineContestant, measure
 from launch.bench.peers.client import PeerContestant, PeerOptions, start_peers
@@ -86,6 +87,7 @@ def _ours(
             engine=engine,
             speculation=variant.speculation,
             processes=processes,
+            sampling=SamplingParams(temperature=plan.settings.temperature),
         )
         for variant in plan.variants
         if variant.label in labels

@@ -34,6 +34,8 @@ class Settings:
     pp: int
     prompts: int
     max_tokens: int
+    temperature: float = 0.0
+    """Above 0 all methods sample with the same seed, so their answers are compared as well."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

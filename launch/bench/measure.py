@@ -14,6 +14,7 @@ from typing import Protocol
 
 from engine.config import SpeculationConfig
 from engine.engine import SpeculativeEngine
+from engine.sampling import GREEDY, SamplingParams
 from launch.bench.cpu_time import cpu_seconds
 from launch.bench.runs import Run
 from launch.bench.workloads import Prompt
@@ -40,7 +41,7 @@ class Contestant(Protocol):
         ...
 
     def answer(self, prompt_ids: tuple[int, ...], max_tokens: int) -> Run:
-        """Answer greedily."""
+        """Answer one prompt."""
         ...
 
 
@@ -53,12 +54,14 @@ class EngineContestant:
     speculation: SpeculationConfig
     processes: tuple[int, ...]
     """This process first, then the other ranks on this machine."""
+    sampling: SamplingParams = GREEDY
+    """The same for all methods: equal seeds give equal answers."""
 
     def answer(self, prompt_ids: tuple[int, ...], max_tokens: int) -> Run:
         """Switch the policy and generate."""
         self.engine.use_policy(self.speculation)
         others_before = cpu_seconds(self.processes[1:])
-        result = self.engine.generate(prompt_ids, max_tokens=max_tokens)
+        result = self.engine.generate(prompt_ids, max_tokens=max_tokens, sampling=self.sampling)
         others = cpu_seconds(self.processes[1:]) - others_before
         wall = result.prefill_seconds + result.decode_seconds
         decode_share = result.decode_seconds / wall if wall else 0.0

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from engine.config import EngineConfig
+from engine.sampling import SamplingParams
 from engine.tokenizer import load_tokenizer
 from engine.weights import resolve_model
 from launch.bench.cells import Row, Settings
@@ -40,6 +41,8 @@ class BenchFlags(EngineFlags):
     """Number of prompts; by default all of the workload."""
     max_tokens: int = 128
     """Longest answer."""
+    temperature: float = 0.0
+    """0 decodes greedily; above, every method samples with the same seed."""
     out: Path = Path("results/table1")
     """Result directory; a broken-off run continues there."""
     threads: int | None = None
@@ -101,6 +104,9 @@ def _check(flags: BenchFlags) -> None:
         value = getattr(flags, name)
         if value is not None and value < 1:
             raise ValueError(f"--{name.replace('_', '-')} must be 1 or more, not {value}.")
+    SamplingParams(temperature=flags.temperature)
+    if flags.peer and flags.temperature > 0:
+        raise ValueError("--peer rows are greedy: leave --temperature out, or the peers.")
     for peer in flags.peer:
         if peer not in MODES:
             raise ValueError(f"--peer must be one of {', '.join(MODES)}, not {peer!r}.")
@@ -146,6 +152,7 @@ def _settings(flags: BenchFlags, config: EngineConfig, num_prompts: int) -> Sett
         pp=config.pipeline_parallel_size,
         prompts=num_prompts,
         max_tokens=flags.max_tokens,
+        temperature=flags.temperature,
     )
 
 

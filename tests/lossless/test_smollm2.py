@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM
 from drafters.assemble import assemble_engine
 from engine.config import EngineConfig, speculation
 from engine.engine import SpeculativeEngine
+from engine.sampling import SamplingParams
 from engine.weights import resolve_model
 from parallel.mesh import Mesh
 
@@ -80,3 +81,21 @@ def test_fp32_text_is_what_transformers_writes() -> None:
     )
     expected = tuple(output[0, prompt.shape[1] :].tolist())
     assert answer(engine("float32", "auto"), "vanilla", 0) == expected
+
+
+@pytest.mark.parametrize("drafter", ["eagle3", "small_model", "steered"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_shipped_drafters_help_and_change_nothing(drafter: str, temperature: float) -> None:
+    """In bf16, bit for bit; a drafter that fits badly would have nothing accepted."""
+    config = EngineConfig(
+        model=MODEL, max_model_len=512, num_threads=1, speculation=speculation(drafter)
+    )
+    drafting = assemble_engine(config, Mesh.single())
+    sampling = SamplingParams(temperature=temperature, seed=3)
+    for index in range(len(PROMPTS)):
+        drafting.use_policy(speculation("vanilla"))
+        plain = drafting.generate(prompt_ids(index), max_tokens=MAX_TOKENS, sampling=sampling)
+        drafting.use_policy(speculation(drafter, row_budget="full"))
+        with_drafts = drafting.generate(prompt_ids(index), max_tokens=MAX_TOKENS, sampling=sampling)
+        assert with_drafts.token_ids == plain.token_ids
+        assert sum(record.accepted for record in with_drafts.records) >= 3

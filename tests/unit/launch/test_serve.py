@@ -35,7 +35,7 @@ def used_port() -> Iterator[int]:
         (["--model", "/no/such/model"], "does not exist"),
         (["--speculative-config", '{"probe": "/no/such/probe"}'], "/no/such/probe"),
         (["--speculative-config", '{"drafter": "eagle3", "model": "/no/head"}'], "/no/head"),
-        (["--speculative-config", '{"drafter": "small_model"}'], "small_model"),
+        (["--speculative-config", '{"drafter": "small_model", "model": "/no/model"}'], "/no/model"),
         (["--unknown"], "--unknown"),
     ],
 )
