@@ -178,7 +178,9 @@ class RemoteDrafter:
             if self._fits(reply, missing):
                 self.counters.answered += 1
                 missing.remove(reply.tag)
-                drafts[reply.tag] = Draft(source="neural", candidates=reply.candidates)
+                drafts[reply.tag] = Draft(
+                    source="neural", candidates=reply.candidates, proposals=reply.proposals
+                )
                 if not missing:
                     return
         self.counters.missed += len(missing)
@@ -209,6 +211,7 @@ class RemoteDrafter:
             token_ids=tuple(view.token_ids[start:]),
             max_draft_tokens=view.max_draft_tokens,
             features=None if features is None else features[max(0, start - 1) :],
+            sampling=view.sampling,
         )
 
     def _replies(self, deadline: float) -> Iterator[Reply]:
@@ -233,8 +236,12 @@ class RemoteDrafter:
         if reply.tag not in missing:
             self.counters.stale += 1
             return False
-        if any(not 0 <= token < self._vocab_size for c in reply.candidates for token in c):
+        proposed = (proposal.token_ids for proposal in reply.proposals)
+        if any(not 0 <= t < self._vocab_size for c in (*reply.candidates, *proposed) for t in c):
             self.counters.out_of_vocabulary += 1
+            return False
+        if not reply.is_sound:
+            self.counters.malformed += 1
             return False
         return True
 

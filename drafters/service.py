@@ -46,6 +46,7 @@ class _Context:
             max_draft_tokens=question.max_draft_tokens,
             probe_score=None,
             features=self.features.rows,
+            sampling=question.sampling,
         )
 
 
@@ -57,7 +58,10 @@ def serve_drafter(link: Link, drafter: NeuralDrafter) -> None:
             questions = _next_questions(link, drafter, contexts)
             for question in questions.values():
                 draft = drafter.draft(contexts[question.tag.request].view(question))
-                link.send(encode(Reply(tag=question.tag, candidates=draft.candidates)))
+                reply = Reply(
+                    tag=question.tag, candidates=draft.candidates, proposals=draft.proposals
+                )
+                link.send(encode(reply))
         except LinkClosedError:
             for request in contexts:
                 drafter.forget(str(request))

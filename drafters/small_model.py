@@ -1,7 +1,8 @@
-"""Drafts with a small model of the verifier's family: a greedy chain or a dynamic tree.
+"""Drafts with a small model of the verifier's family: a chain or a dynamic tree.
 
 Leviathan et al., Fast Inference from Transformers via Speculative Decoding (2023, arXiv 2211.17192,
-algorithm 1), with a greedy drafter. The paper's M_q is the drafter, γ the length of the chain.
+algorithm 1). The paper's M_q is the drafter, γ the length of the chain. Chains are greedy, or drawn
+for a request that samples (``drafters.draft_sampling``); trees are of likeliest tokens.
 Spec-Bench calls the method SPS. Trees grow as EAGLE-2's do (``drafters.draft_tree``).
 
 Legend: R rows, H hidden.
@@ -9,7 +10,6 @@ Legend: R rows, H hidden.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -17,20 +17,16 @@ import torch
 from torch import Tensor
 
 from drafters.cached_model import CachedContext, CachedModel, limit_vocabulary
+from drafters.draft_sampling import DraftToken, next_token_of
 from drafters.draft_tree import ChainShape, Children, Level, TreeShape, grow_tree, top_children
 from drafters.vocabulary_check import check_vocabulary
 from engine.candidates import TokenTree
 from engine.kernels import install_kernels
 from engine.methods import Kernels
 from engine.models.decoder import Decoder
-from engine.models.layers import Linear
-from engine.models.packed import PackedLinear, can_pack
 from engine.records import Draft, SequenceView
 from engine.weights import load_model, read_model_config, resolve_model
 from parallel.mesh import Mesh
-
-NextToken = Callable[[Decoder, Tensor], tuple[int, float]]
-"""A state [1, H] to the token drafted behind it and the drafter's probability of it."""
 
 Candidates = tuple[tuple[int, ...], ...]
 
@@ -54,11 +50,6 @@ class DraftSettings:
         for name in ("num_slots", "max_model_len"):
             if getattr(self, name) < 1:
                 raise ValueError(f"drafter: {name} is {getattr(self, name)}; it must be 1 or more")
-
-    @property
-    def needs_logits(self) -> bool:
-        """Whether the arg-max alone is not enough."""
-        return isinstance(self.shape, TreeShape) or self.shape.min_probability > 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,8 +91,10 @@ class SmallModelDrafter:
             return Draft()
         hidden_1H = self._cached.read(context, unread)
         context.confirm()
-        candidates = self._candidates(context, hidden_1H, depth)
-        return Draft(source="neural", candidates=candidates) if candidates else Draft()
+        if isinstance(self._shape, TreeShape):
+            tree = _TreeRun(self._cached, context, replace(self._shape, depth=depth))
+            return Draft(source="neural", candidates=tree.candidates(hidden_1H))
+        return self._chain(view, context, hidden_1H, replace(self._shape, num_tokens=depth))
 
     def read(self, view: SequenceView, length: int) -> None:
         """Read the first ``length`` tokens, unless no draft could follow; drafts nothing."""
@@ -123,28 +116,28 @@ class SmallModelDrafter:
         positions = self._cached.max_length - len(view.token_ids) + 1
         return min(self._depth, view.max_draft_tokens, positions)
 
-    def _candidates(self, context: CachedContext, hidden_1H: Tensor, depth: int) -> Candidates:
-        if isinstance(self._shape, TreeShape):
-            tree = _TreeRun(self._cached, context, replace(self._shape, depth=depth))
-            return tree.candidates(hidden_1H)
-        chain = self._chain(context, hidden_1H, replace(self._shape, num_tokens=depth))
-        return (chain,) if chain else ()
-
     def _chain(
-        self, context: CachedContext, hidden_1H: Tensor, shape: ChainShape
-    ) -> tuple[int, ...]:
-        next_token: NextToken = likeliest if shape.min_probability == 0 else sure_likeliest
-        drafted: list[int] = []
+        self, view: SequenceView, context: CachedContext, hidden_1H: Tensor, shape: ChainShape
+    ) -> Draft:
+        """Token by token, until the chain is long enough or not likely enough."""
+        next_token = next_token_of(view.sampling, min_probability=shape.min_probability)
+        drafted: list[DraftToken] = []
         joint = 1.0
-        while True:
-            token, probability = next_token(self._cached.model, hidden_1H)
-            joint *= probability
+        while len(drafted) < shape.num_tokens:
+            if drafted:
+                hidden_1H = self._cached.read(context, [drafted[-1].token])
+            found = next_token(self._cached.model, hidden_1H, len(view.token_ids) + len(drafted))
+            joint *= found.probability
             if joint < shape.min_probability:
-                return tuple(drafted)
-            drafted.append(token)
-            if len(drafted) == shape.num_tokens:
-                return tuple(drafted)
-            hidden_1H = self._cached.read(context, [token])
+                break
+            drafted.append(found)
+        if not drafted:
+            return Draft()
+        return Draft(
+            source="neural",
+            candidates=(tuple(one.token for one in drafted),),
+            proposals=tuple(one.proposal for one in drafted if one.proposal is not None),
+        )
 
 
 class _TreeRun:
@@ -181,21 +174,8 @@ class _TreeRun:
 
     @torch.inference_mode()
     def _children(self, hidden_RH: Tensor) -> Children:
-        logits_RV = self._cached.model.logits(hidden_RH)
+        _, logits_RV = self._cached.model.top_and_logits(hidden_RH, range(len(hidden_RH)))
         return top_children(logits_RV, self._shape.top_k, lambda columns: columns)
-
-
-@torch.inference_mode()
-def likeliest(model: Decoder, hidden_1H: Tensor) -> tuple[int, float]:
-    """The arg-max; its probability is not computed and counts as 1."""
-    return int(model.top(hidden_1H).ids), 1.0
-
-
-@torch.inference_mode()
-def sure_likeliest(model: Decoder, hidden_1H: Tensor) -> tuple[int, float]:
-    """The arg-max with its probability at temperature 1."""
-    probability, token = model.logits(hidden_1H)[0].softmax(-1).max(-1)
-    return int(token), float(probability)
 
 
 def load_small_model(
@@ -208,7 +188,7 @@ def load_small_model(
             verifier's.
     """
     model = load_draft_model(resolve_model(source), settings, verifier=verifier)
-    install_draft_kernels(model, settings)
+    install_kernels(model, settings.kernels)
     return SmallModelDrafter(cached_model(model, settings), settings.shape)
 
 
@@ -225,15 +205,6 @@ def load_draft_model(directory: Path, settings: DraftSettings, *, verifier: Veri
     )
     limit_vocabulary(model, verifier.vocab_size)
     return model
-
-
-def install_draft_kernels(model: Decoder, settings: DraftSettings) -> None:
-    """The verifier's kernels; native ones get a head whose logits do not cost an unpacking."""
-    head = model.head
-    assert isinstance(head, Linear)
-    native = install_kernels(model, settings.kernels)
-    if native and settings.needs_logits:
-        model.head = PackedLinear(head.weight) if can_pack(model.dtype) else head
 
 
 def cached_model(model: Decoder, settings: DraftSettings) -> CachedModel:

@@ -18,6 +18,7 @@ from engine.methods import (
     METHODS_WITH_DRAFTER,
     NEURAL_METHODS,
     Drafter,
+    DraftSampleMethod,
     Exactness,
     Kernels,
     Method,
@@ -67,6 +68,8 @@ class SpeculationConfig:
     """Neural drafts: nodes kept of a dynamic tree, the pending token's included."""
     draft_min_probability: float = 0.0
     """Neural chains end before their probability falls below this; 0 never ends them."""
+    draft_sample_method: DraftSampleMethod = "coupled"
+    """Small drafters, when sampling: greedy, coupled to the verifier's noise, or probabilistic."""
     probe: str | None = None
     """File of the copy-intent probe; by default the one shipped for the model."""
     probe_threshold: float | None = None
@@ -84,6 +87,11 @@ class SpeculationConfig:
         _check_integer("draft_tree_top_k", self.draft_tree_top_k, 1, 64)
         _check_integer("draft_tree_nodes", self.draft_tree_nodes, 2, 512)
         _check_share("draft_min_probability", self.draft_min_probability)
+        _check_choice(
+            "speculative-config key 'draft_sample_method'",
+            self.draft_sample_method,
+            get_args(DraftSampleMethod),
+        )
         _check_text("probe", self.probe)
         if self.probe_threshold is not None:
             _check_share("probe_threshold", self.probe_threshold)

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from engine.block import Block, SequenceRows
+from engine.candidates import TokenTree
 from engine.interfaces import TopTokens
 from engine.kv_cache import Commit
 from engine.records import NearTie, StepRecord, TokenEvent, TokenLogprobs, TokenSource
 from engine.sequence import Sequence
-from engine.token_sampler import token_logprobs
+from engine.token_sampler import Proposed, token_logprobs
 from engine.verification import NextToken, Verification, cut_output, verify
 
 
@@ -139,7 +140,7 @@ def _verify(
     sequence: Sequence, rows: SequenceRows, results: RowResults, stop_ids: Collection[int]
 ) -> Verification:
     """A prompt chunk is accepted whole; only the prompt's last row has an output token."""
-    next_token = _next_token(sequence, results)
+    next_token = _next_token(sequence, rows.tree, results)
     if not sequence.is_prefilling:
         return verify(rows.tree, next_token, stop_ids=stop_ids)
     _score_prompt(sequence, rows, results)
@@ -148,13 +149,20 @@ def _verify(
     return Verification(path, (next_token(rows.num_wanted - 1),) if gives_token else ())
 
 
-def _next_token(sequence: Sequence, results: RowResults) -> NextToken:
+def _next_token(sequence: Sequence, tree: TokenTree, results: RowResults) -> NextToken:
     """The verifier's arg-max, or what the request's sampler makes of a row's logits."""
     sampler, logits = sequence.sampler, results.logits
     if sampler is None:
         return results.next_ids.__getitem__
     assert logits is not None, "a sampled sequence's rows want logits"
-    return lambda node: sampler.next_token(logits[node])
+    proposals = () if sequence.is_prefilling else sequence.draft.proposals
+    proposed = [
+        Proposed(token, proposal)
+        for token, proposal in zip(tree.token_ids[1:], proposals, strict=False)
+    ]
+    return lambda node: sampler.next_token(
+        logits[node], proposed[node] if node < len(proposed) else None
+    )
 
 
 def _score_prompt(sequence: Sequence, rows: SequenceRows, results: RowResults) -> None:

@@ -31,6 +31,9 @@ METHODS_WITH_DRAFTER = ("switch_sd", "copy_spec", *NEURAL_METHODS)
 Drafter = Literal["none", "eagle3", "small_model", "steered"]
 """Neural drafters beside copying."""
 
+DraftSampleMethod = Literal["greedy", "coupled", "probabilistic"]
+"""How a small drafter drafts for a request that samples."""
+
 Precision = Literal["bfloat16", "float32", "float64"]
 Exactness = Literal["strict", "fast"]
 Kernels = Literal["auto", "native", "packed", "torch"]

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-_RACE, _ACCEPTANCE = 0, 1
+_RACE, _ACCEPTANCE, _DRAFT = 0, 1, 2
 """Which of a position's independent streams is drawn from."""
 
 
@@ -24,6 +24,11 @@ def race_noise(seed: int, position: int, vocab_size: int) -> Tensor:
 def acceptance_noise(seed: int, position: int) -> float:
     """Uniform in [0, 1): whether the token proposed for a position is accepted."""
     return float(_generator(seed, position, _ACCEPTANCE).random())
+
+
+def draft_noise(seed: int, position: int, count: int) -> Tensor:
+    """[count] float64, exponential, independent of the verifier's: for a drafter's own draws."""
+    return torch.from_numpy(_generator(seed, position, _DRAFT).standard_exponential(count))
 
 
 def _generator(seed: int, position: int, stream: int) -> np.random.Generator:

@@ -107,6 +107,24 @@ copy intent; nothing matched; the answer's limit leaves no room; the drafter did
 it would cost more time than it saves now; the drafted rows would."""
 
 
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """The distribution that a draft token was drawn from; other tokens have probability 0."""
+
+    token_ids: tuple[int, ...]
+    probabilities: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftSampling:
+    """How to draw draft tokens for a request that samples."""
+
+    params: SamplingParams
+    """Temperature, top_k, top_p, min_p and seed count."""
+    is_coupled: bool
+    """Whether with the verifier's noise, or on its own with the proposals sent along."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
     """Candidate continuations of the pending token, best first; no candidates is a plain step."""
@@ -115,6 +133,8 @@ class Draft:
     candidates: tuple[tuple[int, ...], ...] = ()
     match_length: int = 0
     """Length of the matched context suffix that the candidates continue; 0 when there is none."""
+    proposals: tuple[Proposal, ...] = ()
+    """What the only candidate's tokens were drawn from, where it was drawn independently."""
     reason: SwitchReason = "always"
 
 
@@ -262,3 +282,5 @@ class SequenceView:
     features: Tensor | None = None
     """[len(token_ids) - 1, F]: what the drafter's projection reads from the verifier's row of every
     committed position; the last row is row NA. None when nothing is read."""
+    sampling: DraftSampling | None = None
+    """How a neural drafter should draw its tokens; None: greedily."""

@@ -11,6 +11,7 @@ from engine.features import FeatureHistory
 from engine.records import (
     CopySource,
     Draft,
+    DraftSampling,
     FinishReason,
     Request,
     SequenceView,
@@ -99,7 +100,15 @@ class Sequence:
             max_draft_tokens=self.remaining_tokens - 1,
             probe_score=self.probe_score,
             features=self.features.rows,
+            sampling=self._draft_sampling,
         )
+
+    @property
+    def _draft_sampling(self) -> DraftSampling | None:
+        method, params = self.drafting.speculation.draft_sample_method, self.request.sampling
+        if params.temperature == 0 or method == "greedy":
+            return None
+        return DraftSampling(params=params, is_coupled=method == "coupled")
 
     def prompt_chunk(self, max_rows: int) -> SequenceRows:
         """The next prompt rows, at most ``max_rows``."""

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from engine.noise import race_noise
-from engine.records import TokenLogprobs
+from engine.noise import acceptance_noise, race_noise
+from engine.records import Proposal, TokenLogprobs
 from engine.sampling import SamplingParams, bias, distribution, forbid, penalise
-from engine.verification import race
+from engine.verification import accept_or_resample, race
 
 
 class TokenGrammar(Protocol):
@@ -29,6 +30,14 @@ class TokenGrammar(Protocol):
     def count_valid(self, token_ids: Sequence[int]) -> int:
         """How many of these tokens, from the first on, could follow."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Proposed:
+    """A draft token and what it was drawn from."""
+
+    token: int
+    proposal: Proposal
 
 
 class TokenSampler:
@@ -57,9 +66,12 @@ class TokenSampler:
         """Absolute position of the token that is chosen next."""
         return self._num_prompt_tokens + len(self._output)
 
-    def next_token(self, logits_V: Tensor) -> int:
-        """Choose the token that follows the output so far, and take it in."""
-        token = self._choose(self.shaped(logits_V))
+    def next_token(self, logits_V: Tensor, proposed: Proposed | None = None) -> int:
+        """Choose the token that follows the output so far, and take it in.
+
+        A token that was drawn independently of the noise (``proposed``) goes by the rejection rule.
+        """
+        token = self._choose(self.shaped(logits_V), proposed)
         self.accept(token)
         return token
 
@@ -76,12 +88,19 @@ class TokenSampler:
             logits_V = bias(logits_V, params.logit_bias)
         return penalise(logits_V, params, self._seen, self._counts)
 
-    def _choose(self, shaped_V: Tensor) -> int:
+    def _choose(self, shaped_V: Tensor, proposed: Proposed | None) -> int:
         if self._params.temperature == 0:
             return int(shaped_V.argmax())
+        seed, position = self._params.seed, self.position
         probabilities_V = distribution(shaped_V, self._params)
-        noise_V = race_noise(self._params.seed, self.position, probabilities_V.numel())
-        return int(race(probabilities_V, noise_V))
+        noise_V = race_noise(seed, position, probabilities_V.numel())
+        if proposed is None:
+            return int(race(probabilities_V, noise_V))
+        uniform = torch.tensor(acceptance_noise(seed, position), dtype=torch.float64)
+        token = torch.tensor(proposed.token)
+        proposal_V = _dense(proposed.proposal, like=probabilities_V)
+        _, chosen = accept_or_resample(probabilities_V, proposal_V, token, uniform, noise_V)
+        return int(chosen)
 
     def accept(self, token: int) -> None:
         """Take in a token that became output."""
@@ -99,6 +118,13 @@ class TokenSampler:
             if start == 0 or tuple(self._output[-start:]) == word[:-1]:
                 found.add(word[-1])
         return found
+
+
+def _dense(proposal: Proposal, *, like: Tensor) -> Tensor:
+    """[V]; a token beyond the verifier's vocabulary could not be proposed."""
+    dense_V = torch.zeros_like(like)
+    dense_V[list(proposal.token_ids)] = torch.tensor(proposal.probabilities, dtype=like.dtype)
+    return dense_V
 
 
 def token_logprobs(logits_V: Tensor, token: int, num_top: int) -> TokenLogprobs:

@@ -10,6 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drafters.messages import Forget, Question, Reply, Tag, decode, encode
+from engine.records import DraftSampling, Proposal
+from engine.sampling import SamplingParams
 
 TAG = Tag(epoch=3, request=7, step=11, base_length=4)
 TOKENS = st.integers(0, 2**40)
@@ -19,6 +21,42 @@ TOKENS = st.integers(0, 2**40)
 def test_replies_come_back(candidates: tuple[tuple[int, ...], ...]) -> None:
     reply = Reply(tag=TAG, candidates=candidates)
     assert decode(encode(reply)) == reply
+
+
+def proposals(count: int) -> tuple[Proposal, ...]:
+    """One per token of the chain 5, 6, ...: each of two tokens."""
+    return tuple(Proposal((5 + index, 99), (0.25, 0.75)) for index in range(count))
+
+
+def test_proposals_come_back() -> None:
+    reply = Reply(tag=TAG, candidates=((5, 6, 7),), proposals=proposals(3))
+    assert decode(encode(reply)) == reply
+    assert reply.is_sound
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        Reply(tag=TAG, candidates=((5, 6),), proposals=proposals(3)),
+        Reply(tag=TAG, candidates=((5,), (5,)), proposals=proposals(1)),
+        Reply(tag=TAG, candidates=((8,),), proposals=proposals(1)),
+        Reply(tag=TAG, candidates=((5,),), proposals=(Proposal((5, 6), (0.5, 0.6)),)),
+        Reply(tag=TAG, candidates=((5,),), proposals=(Proposal((5, 5), (0.5, 0.5)),)),
+        Reply(tag=TAG, candidates=((5,),), proposals=(Proposal((5, 6), (1.5, -0.5)),)),
+        Reply(tag=TAG, candidates=((5,),), proposals=(Proposal((5,), (float("nan"),)),)),
+    ],
+)
+def test_proposals_that_nothing_was_drawn_from_are_noticed(reply: Reply) -> None:
+    """They would bend the output's distribution, so they must not reach the rejection rule."""
+    assert not reply.is_sound
+
+
+@pytest.mark.parametrize("is_coupled", [True, False])
+def test_wishes_to_sample_come_back(*, is_coupled: bool) -> None:
+    params = SamplingParams(temperature=0.7, top_p=0.9, min_p=0.01, top_k=40, seed=-(2**63))
+    sampling = DraftSampling(params=params, is_coupled=is_coupled)
+    question = Question(tag=TAG, start=0, token_ids=(1,), max_draft_tokens=5, sampling=sampling)
+    assert decode(encode(question)) == question
 
 
 @given(st.lists(TOKENS, max_size=8).map(tuple), st.integers(0, 2**40))
@@ -53,7 +91,11 @@ def test_a_message_that_was_cut_off_or_damaged_never_crashes(data: st.DataObject
     question = Question(
         tag=TAG, start=0, token_ids=(1, 2, 3), max_draft_tokens=5, features=torch.ones(2, 3)
     )
-    for message in (question, Reply(tag=TAG, candidates=((1, 2), (3,)))):
+    replies = (
+        Reply(tag=TAG, candidates=((1, 2), (3,))),
+        Reply(tag=TAG, candidates=((5,),), proposals=proposals(1)),
+    )
+    for message in (question, *replies):
         frame = bytearray(encode(message))
         with pytest.raises(ValueError, match=r"."):
             decode(bytes(frame[: data.draw(st.integers(0, len(frame) - 1))]))
