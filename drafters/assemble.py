@@ -26,6 +26,7 @@ from engine.drafting import Drafters, LoadedDrafter, OneByOne
 from engine.engine import SpeculativeEngine
 from engine.exactness import RowPadding, find_row_padding
 from engine.features import FeatureProjection
+from engine.grammar import GrammarFactory
 from engine.interfaces import BatchDrafter
 from engine.kernels import install_kernels
 from engine.kv_cache import KVCache, KVShape
@@ -229,6 +230,7 @@ def _scheduler(
         drafting=drafters.drafting(config.speculation),
         drafters=drafters,
         new_copy_index=new_copy_index,
+        grammars=GrammarFactory(tokenizer, model.config.vocab_size),
         step_times=step_times,
     )
 

@@ -11,12 +11,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from engine.drafting import Drafters, Drafting
+from engine.grammar import GrammarFactory
 from engine.kv_cache import KVCopy
 from engine.records import CopyIndexShape, CopySource, Request
 from engine.request_stats import RequestStats
 from engine.sequence import Sequence
 from engine.slots import PrefixCounters, SlotPool
-from engine.token_sampler import TokenSampler
+from engine.token_sampler import TokenGrammar, TokenSampler
 
 CopyIndexFactory = Callable[[CopyIndexShape], CopySource]
 
@@ -57,9 +58,10 @@ class Admission:
         drafting: Drafting,
         drafters: Drafters,
         new_copy_index: CopyIndexFactory,
+        grammars: GrammarFactory | None,
     ) -> None:
         self._limits, self._drafters = limits, drafters
-        self._new_copy_index = new_copy_index
+        self._new_copy_index, self._grammars = new_copy_index, grammars
         self._slots = SlotPool(limits.num_slots, reuses_prefixes=limits.reuses_prefixes)
         self._waiting: deque[_Waiting] = deque()
         self._copies: list[KVCopy] = []
@@ -110,6 +112,7 @@ class Admission:
         self._check_token_ids(request)
         if self._is_known(request.request_id):
             raise ValueError(f"request id {request.request_id!r} is already in use")
+        self._check_grammar(request)
         drafting = self._drafting_of(request)
         if drafting.projection not in (0, self.drafting.projection):
             raise ValueError(
@@ -136,6 +139,14 @@ class Admission:
                 raise ValueError(
                     f"{name} has token id {unknown}; this model knows ids 0 to {known.stop - 1}"
                 )
+
+    def _check_grammar(self, request: Request) -> None:
+        grammar = request.sampling.grammar
+        if grammar is None:
+            return
+        if self._grammars is None or not request.stop_ids(self._limits.stop_ids):
+            raise ValueError("a grammar needs a tokenizer, and a token that ends the output")
+        self._grammars.check(grammar)
 
     def _drafting_of(self, request: Request) -> Drafting:
         if request.speculation in (None, self.drafting.speculation):
@@ -213,9 +224,16 @@ class Admission:
     def _sampler(self, request: Request) -> TokenSampler | None:
         if not request.sampling.is_shaped:
             return None
+        stop_ids = request.stop_ids(self._limits.stop_ids)
+        grammar = request.sampling.grammar
         return TokenSampler(
             request.sampling,
             prompt_ids=request.prompt_ids,
             output_ids=request.output_ids,
-            stop_ids=request.stop_ids(self._limits.stop_ids),
+            stop_ids=stop_ids,
+            grammar=None if grammar is None else self._matcher(grammar, stop_ids),
         )
+
+    def _matcher(self, grammar: str, stop_ids: frozenset[int]) -> TokenGrammar:
+        assert self._grammars is not None, "requests with a grammar are refused without a tokenizer"
+        return self._grammars.matcher(grammar, stop_ids)

@@ -163,6 +163,10 @@ def _whole_tree(sequence: Sequence, max_rows: int) -> TokenTree:
     if not draft.candidates:
         return chain([pending])
     room = sequence.remaining_tokens - 1
+    candidates = [candidate[:room] for candidate in draft.candidates]
+    if sequence.sampler is not None:
+        valid = sequence.sampler.count_valid
+        candidates = [candidate[: valid(candidate)] for candidate in candidates]
     budget = sequence.drafting.speculation.row_budget
     limit = min(max_rows, budget) if isinstance(budget, int) else max_rows
-    return merge_candidates(pending, [candidate[:room] for candidate in draft.candidates], limit)
+    return merge_candidates(pending, candidates, limit)

@@ -11,6 +11,7 @@ from engine.admission import Admission, CopyIndexFactory, SchedulerLimits
 from engine.block import SequenceRows
 from engine.control import Verdict
 from engine.drafting import Drafters, Drafting
+from engine.grammar import GrammarFactory
 from engine.judge import BlockResult, Judgement, judge
 from engine.kv_cache import Commit
 from engine.planning import StepPlanner
@@ -29,12 +30,17 @@ class Scheduler:
         drafting: Drafting,
         drafters: Drafters,
         new_copy_index: CopyIndexFactory,
+        grammars: GrammarFactory | None = None,
         step_times: StepTimeTable | None,
     ) -> None:
         self._limits = limits
         self._planner = StepPlanner(step_times)
         self.admission = Admission(
-            limits, drafting=drafting, drafters=drafters, new_copy_index=new_copy_index
+            limits,
+            drafting=drafting,
+            drafters=drafters,
+            new_copy_index=new_copy_index,
+            grammars=grammars,
         )
         self._planned: list[Sequence] = []
         self._commits: list[Commit] = []

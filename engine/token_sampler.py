@@ -88,6 +88,12 @@ class TokenSampler:
             logits_V = bias(logits_V, params.logit_bias)
         return penalise(logits_V, params, self._seen, self._counts)
 
+    def count_valid(self, token_ids: Sequence[int]) -> int:
+        """How many draft tokens, from the first on, the grammar could still accept."""
+        if self._grammar is None:
+            return len(token_ids)
+        return self._grammar.count_valid(token_ids)
+
     def _choose(self, shaped_V: Tensor, proposed: Proposed | None) -> int:
         if self._params.temperature == 0:
             return int(shaped_V.argmax())

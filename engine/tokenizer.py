@@ -5,9 +5,11 @@ A thin class over a Hugging Face fast tokenizer (``tokenizer.json``).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import cast
+from types import MappingProxyType
+from typing import Any, cast
 
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerFast
@@ -17,8 +19,8 @@ from engine.weights.model_config import read_eos_token_ids
 _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 """What a decoder writes for bytes that are not, or not yet, a character."""
 
-Message = dict[str, str]
-"""A chat message: ``role`` and ``content``."""
+Message = Mapping[str, Any]
+"""A chat message: ``role``, ``content`` and what the model's template knows beside them."""
 
 
 class Tokenizer:
@@ -27,6 +29,11 @@ class Tokenizer:
     def __init__(self, inner: PreTrainedTokenizerFast, eos_token_ids: tuple[int, ...]) -> None:
         self._inner = inner
         self.eos_token_ids = eos_token_ids
+
+    @property
+    def inner(self) -> PreTrainedTokenizerFast:
+        """Hugging Face's tokenizer, for libraries that ask for one."""
+        return self._inner
 
     @property
     def vocab_size(self) -> int:
@@ -38,32 +45,52 @@ class Tokenizer:
         ids: list[int] = self._inner.encode(text)
         return ids
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of token ids, special tokens left out."""
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of token ids, by default with special tokens left out."""
         text = self._inner.decode(
-            list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
+            list(token_ids),
+            skip_special_tokens=skip_special_tokens,
+            clean_up_tokenization_spaces=False,
         )
         return str(text)
 
-    def chat(self, messages: Sequence[Message]) -> list[int]:
-        """Token ids of a conversation, ready for the assistant's answer.
+    def encode_word(self, text: str) -> list[int]:
+        """Token ids of a piece of text, with nothing in front of it."""
+        ids: list[int] = self._inner.encode(text, add_special_tokens=False)
+        return ids
+
+    def chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        continue_final_message: bool = False,
+        template_arguments: Mapping[str, Any] = MappingProxyType({}),
+    ) -> list[int]:
+        """Token ids of a conversation, ready for the assistant's answer, or to go on with one.
 
         Raises:
             ValueError: the model has no chat template, or the template refuses the messages.
         """
         if self._inner.chat_template is None:
             raise ValueError("this model has no chat template: send a plain prompt instead")
+        options = {"add_generation_prompt": not continue_final_message, **template_arguments}
         try:
             ids = self._inner.apply_chat_template(
-                list(messages), add_generation_prompt=True, tokenize=True, return_dict=False
+                [dict(message) for message in messages],
+                tools=None if tools is None else [dict(tool) for tool in tools],
+                continue_final_message=continue_final_message,
+                tokenize=True,
+                return_dict=False,
+                **options,
             )
-        except TemplateError as error:
+        except (TemplateError, TypeError, ValueError) as error:
             raise ValueError(f"the model's chat template refuses the messages: {error}") from error
         return cast("list[int]", ids)
 
-    def stream(self) -> Detokenizer:
+    def stream(self, *, skip_special_tokens: bool = True) -> Detokenizer:
         """A decoder for one answer that arrives piece by piece."""
-        return Detokenizer(self)
+        return Detokenizer(self, skip_special_tokens=skip_special_tokens)
 
 
 class Detokenizer:
@@ -73,8 +100,8 @@ class Detokenizer:
     ids since the last but one complete character boundary are decoded again.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
+        self._decode = partial(tokenizer.decode, skip_special_tokens=skip_special_tokens)
         self._window: list[int] = []
         self._boundary = 0
         """Ids of the window up to which the text was complete when it was last looked at."""
@@ -84,7 +111,7 @@ class Detokenizer:
     def push(self, token_ids: Sequence[int]) -> str:
         """Take new ids; return the text that they complete, which may be empty."""
         self._window += token_ids
-        text = self._tokenizer.decode(self._window)
+        text = self._decode(self._window)
         stable = text.removesuffix(_INCOMPLETE)
         piece = stable[self._emitted :]
         self._emitted = max(self._emitted, len(stable))
@@ -94,7 +121,7 @@ class Detokenizer:
 
     def finish(self) -> str:
         """What was held back: bytes at the very end that never became a character."""
-        piece = self._tokenizer.decode(self._window)[self._emitted :]
+        piece = self._decode(self._window)[self._emitted :]
         self._emitted += len(piece)
         return piece
 
@@ -106,7 +133,7 @@ class Detokenizer:
         """
         del self._window[: self._boundary]
         self._boundary = len(self._window)
-        self._emitted = len(self._tokenizer.decode(self._window))
+        self._emitted = len(self._decode(self._window))
 
 
 def load_tokenizer(directory: Path) -> Tokenizer:

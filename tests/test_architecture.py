@@ -18,6 +18,8 @@ CONFINED = {
     "ray": ("ray_app/", "tests/"),
     "transformers": ("engine/weights/", "engine/tokenizer.py", "launch/bench/peers/", "tests/"),
     "vllm": ("launch/bench/peers/",),
+    "llguidance": ("engine/grammar.py",),
+    "prometheus_client": ("ray_app/exporters.py", "tests/"),
     "tyro": ("launch/cli.py",),
     "flash_attn": ("engine/attention/flash.py",),
     "deepspeed": ("drafters/training/deepspeed_backend.py",),
