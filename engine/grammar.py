@@ -28,6 +28,14 @@ def json_grammar(schema: dict[str, Any]) -> str:
     return str(LLMatcher.grammar_from_json_schema(json.dumps(schema)))
 
 
+def call_grammar(schema: dict[str, Any], opening: str, closing: str) -> str:
+    """The grammar of one JSON text between two tags; empty tags are none."""
+    if not opening:
+        return json_grammar(schema)
+    lark = f'start: {json.dumps(opening)} "\\n" call "\\n" {json.dumps(closing)}\n'
+    return str(LLMatcher.grammar_from_lark(lark + f"call: %json {json.dumps(schema)}\n"))
+
+
 class GrammarFactory:
     """Makes matchers for one tokenizer, which is read when the first is needed."""
 

@@ -36,6 +36,12 @@ class Tokenizer:
         return self._inner
 
     @property
+    def chat_template(self) -> str | None:
+        """How conversations are written, if the model says so."""
+        template = self._inner.chat_template
+        return template if isinstance(template, str) else None
+
+    @property
     def vocab_size(self) -> int:
         """Number of token ids, special tokens included."""
         return len(self._inner)

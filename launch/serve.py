@@ -70,6 +70,12 @@ class ServeFlags(EngineFlags):
     """Key that clients must send as Authorization: Bearer KEY."""
     served_model_name: str | None = None
     """Name of the model in the API; by default --model, else the recipe's name."""
+    data_parallel_size: int = 1
+    """Replicas of the whole engine."""
+    max_waiting: int = 256
+    """Requests that may wait for a slot; more are turned away with 429."""
+    watchdog_seconds: float = 60.0
+    """How long one step may take before the verifier counts as hung."""
 
 
 def main(argv: Sequence[str] | None = None, *, prog: str = "serve") -> int:
@@ -112,6 +118,9 @@ def server_config(flags: ServeFlags) -> ServerConfig:
         port=flags.port,
         api_key=flags.api_key,
         served_model_name=flags.served_model_name or flags.model or flags.recipe,
+        data_parallel_size=flags.data_parallel_size,
+        max_waiting=flags.max_waiting,
+        watchdog_seconds=flags.watchdog_seconds,
     )
 
 

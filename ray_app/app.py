@@ -1,90 +1,189 @@
-"""The HTTP application: routes, the key, every error in OpenAI's shape. Knows nothing of Ray."""
+"""The HTTP application: routes, the key, limits, every error in OpenAI's shape. Knows no Ray."""
 
 from __future__ import annotations
 
+import asyncio
 import hmac
-from typing import Annotated, Any, Protocol
+import logging
+import uuid
+from collections.abc import Awaitable, Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, Any, Protocol, TypeVar
 
 from fastapi import Depends, FastAPI, Header, Request
-from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, Response, StreamingResponse
+from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
+from fastapi.responses import StreamingResponse as Stream
 from starlette.exceptions import HTTPException
 
-from ray_app.chat import ChatModel, TokenSource, begin, complete, stream
-from ray_app.engine_client import EngineUnavailableError
-from ray_app.openai_schema import (
+from ray_app.body_limit import BodyLimit
+from ray_app.chat import begin_chat, chat_prompt, complete_chat, stream_chat
+from ray_app.completions import begin_completions, complete, stream_completions
+from ray_app.config import ServerConfig
+from ray_app.generation import TokenSource
+from ray_app.http_errors import UnknownModelError, install_error_handlers
+from ray_app.openai_requests import (
     ChatCompletionRequest,
-    ErrorBody,
-    ErrorDetail,
+    CompletionRequest,
+    DetokenizeRequest,
+    TokenizeRequest,
+)
+from ray_app.openai_responses import (
     ModelCard,
     ModelList,
+    Text,
+    Tokens,
 )
+from ray_app.request_options import ServedModel
+from ray_app.sse import whole_stream
 from ray_app.supervisor import Status
 
-RETRY_AFTER_SECONDS = 5
+logger = logging.getLogger(__name__)
+
+_Answer = TypeVar("_Answer")
+
+_LOOK_SECONDS = 0.1
+"""Pause between two looks at whether a client is still there."""
+PAGE = Path(__file__).parent / "page.html"
 
 
 class Backend(Protocol):
-    """What the routes need of the supervisor."""
+    """What the routes need of the ingress."""
 
     @property
-    def status(self) -> Status:
-        """Whether the engine can serve."""
-        ...
-
-    @property
-    def model(self) -> ChatModel:
+    def model(self) -> ServedModel:
         """The model. Raises EngineUnavailableError before it is known."""
         ...
 
     @property
     def source(self) -> TokenSource:
-        """Where tokens come from. Raises EngineUnavailableError while the engine does not run."""
+        """Where tokens come from. Raises EngineUnavailableError or OverloadedError."""
+        ...
+
+    async def status(self) -> Status:
+        """Whether the engine can serve."""
+        ...
+
+    async def metrics_text(self) -> str:
+        """The page that Prometheus scrapes."""
         ...
 
 
-def build_app(backend: Backend, api_key: str | None) -> FastAPI:
-    """The application with its routes; ``/v1`` needs the key if there is one."""
+def build_app(backend: Backend, config: ServerConfig) -> FastAPI:
+    """The application with its routes; all but health, version, metrics and page need the key."""
     app = FastAPI(title="switchsteer", docs_url=None, redoc_url=None)
-    guarded = [Depends(_key_check(api_key))] if api_key is not None else []
+    app.add_middleware(BodyLimit, max_bytes=config.max_body_bytes)
+    _install_request_ids(app)
+    guarded = [] if config.api_key is None else [Depends(_key_check(config.api_key))]
+    _install_open_routes(app, backend)
+    _install_model_routes(app, backend, guarded)
 
+    @app.post("/v1/chat/completions", dependencies=guarded)
+    async def chat_completions(body: ChatCompletionRequest, request: Request) -> Response:
+        _check_model(body.model, backend.model)
+        chat = await begin_chat(body, backend.model, backend.source)
+        if body.stream:
+            return _stream(stream_chat(chat))
+        return _reply(await _unless_gone(request, complete_chat(chat)))
+
+    @app.post("/v1/completions", dependencies=guarded)
+    async def completions(body: CompletionRequest, request: Request) -> Response:
+        _check_model(body.model, backend.model)
+        begun = await begin_completions(body, backend.model, backend.source)
+        if body.stream:
+            return _stream(stream_completions(begun))
+        return _reply(await _unless_gone(request, complete(begun)))
+
+    install_error_handlers(app)
+    return app
+
+
+def _install_open_routes(app: FastAPI, backend: Backend) -> None:
     @app.get("/health")
     async def health() -> Response:
-        status = backend.status
+        status = await backend.status()
         code = 200 if status.state == "ready" else 503
         return JSONResponse({"status": status.state, "detail": status.detail}, code)
 
+    @app.get("/version")
+    async def server_version() -> Response:
+        return JSONResponse({"version": version("switchsteer")})
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        return PlainTextResponse(await backend.metrics_text())
+
+    @app.get("/")
+    async def page() -> Response:
+        return HTMLResponse(PAGE.read_text(encoding="utf-8"))
+
+
+def _install_model_routes(app: FastAPI, backend: Backend, guarded: list[Any]) -> None:
     @app.get("/v1/models", dependencies=guarded)
     async def models() -> ModelList:
         model = backend.model
         card = ModelCard(id=model.name, created=model.created, max_model_len=model.max_model_len)
         return ModelList(data=[card])
 
-    @app.post("/v1/chat/completions", dependencies=guarded)
-    async def chat_completions(body: ChatCompletionRequest) -> Response:
-        return await _chat(body, backend)
+    @app.post("/tokenize", dependencies=guarded)
+    async def tokenize(body: TokenizeRequest) -> Response:
+        model = backend.model
+        _check_model(body.model, model)
+        if body.messages is not None:
+            ids = chat_prompt(body.messages, model.tokenizer, None)
+        else:
+            assert body.prompt is not None, "the body was checked"
+            encode = model.tokenizer.encode
+            ids = (encode if body.add_special_tokens else model.tokenizer.encode_word)(body.prompt)
+        texts = None
+        if body.return_token_strs:
+            texts = [model.tokenizer.decode([i], skip_special_tokens=False) for i in ids]
+        limit = model.max_model_len
+        return _reply(Tokens(count=len(ids), max_model_len=limit, tokens=ids, token_strs=texts))
 
-    _install_error_handlers(app)
-    return app
+    @app.post("/detokenize", dependencies=guarded)
+    async def detokenize(body: DetokenizeRequest) -> Response:
+        model = backend.model
+        _check_model(body.model, model)
+        known = range(model.tokenizer.vocab_size)
+        unknown = next((token for token in body.tokens if token not in known), None)
+        if unknown is not None:
+            raise ValueError(f"tokens has id {unknown}; this model knows ids 0 to {known.stop - 1}")
+        return _reply(Text(prompt=model.tokenizer.decode(body.tokens, skip_special_tokens=False)))
 
 
-async def _chat(body: ChatCompletionRequest, backend: Backend) -> Response:
-    model = backend.model
-    if body.model is not None and body.model != model.name:
-        message = f"model {body.model!r} is not served here; served is {model.name!r}"
-        return _error(404, message, param="model", code="model_not_found")
+def _reply(body: Any) -> Response:
+    return JSONResponse(body.model_dump(mode="json", exclude_none=False))
+
+
+def _stream(events: Any) -> Response:
+    headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+    return Stream(whole_stream(events), media_type="text/event-stream", headers=headers)
+
+
+async def _unless_gone(request: Request, answer: Awaitable[_Answer]) -> _Answer:
+    """The answer, unless its client hangs up first: then it is cancelled and its KV is freed."""
+    work = asyncio.ensure_future(answer)
+    gone = asyncio.ensure_future(_wait_until_gone(request))
     try:
-        answer = await begin(body, model, backend.source)
-    except ValueError as error:
-        return _error(400, str(error), param="messages")
-    headers = {"X-Request-Id": answer.id}
-    if not body.stream:
-        completion = await complete(answer)
-        return JSONResponse(completion.model_dump(mode="json"), headers=headers)
-    include_usage = body.stream_options is not None and body.stream_options.include_usage
-    events = stream(answer, include_usage=include_usage)
-    headers["Cache-Control"] = "no-cache"
-    return StreamingResponse(events, media_type="text/event-stream", headers=headers)
+        await asyncio.wait([work, gone], return_when=asyncio.FIRST_COMPLETED)
+        if not work.done():
+            raise HTTPException(499, "the client has hung up")
+        return work.result()
+    finally:
+        for task in (work, gone):
+            task.cancel()
+        await asyncio.gather(work, gone, return_exceptions=True)
+
+
+async def _wait_until_gone(request: Request) -> None:
+    while not await request.is_disconnected():
+        await asyncio.sleep(_LOOK_SECONDS)
+
+
+def _check_model(wanted: str | None, model: ServedModel) -> None:
+    if wanted is not None and wanted != model.name:
+        raise UnknownModelError(f"model {wanted!r} is not served here; served is {model.name!r}")
 
 
 def _key_check(api_key: str) -> Any:
@@ -98,47 +197,20 @@ def _key_check(api_key: str) -> Any:
     return check
 
 
-def _install_error_handlers(app: FastAPI) -> None:
-    @app.exception_handler(RequestValidationError)
-    async def invalid(_request: Request, error: RequestValidationError) -> Response:
-        message, param = _describe(error.errors()[0])
-        return _error(400, message, param=param)
-
-    @app.exception_handler(HTTPException)
-    async def http_error(_request: Request, error: HTTPException) -> Response:
-        return _error(error.status_code, str(error.detail))
-
-    @app.exception_handler(EngineUnavailableError)
-    async def unavailable(_request: Request, error: EngineUnavailableError) -> Response:
-        return _error(503, str(error), headers={"Retry-After": str(RETRY_AFTER_SECONDS)})
-
-
-def _describe(error: dict[str, Any]) -> tuple[str, str | None]:
-    """One sentence and the field it is about, from pydantic's first complaint."""
-    where = ".".join(str(part) for part in error["loc"][1:]) or None
-    if error["type"] == "json_invalid":
-        return f"the body is not valid JSON: {error['ctx']['error']}", None
-    if where is None and error["type"] in ("model_attributes_type", "missing"):
-        return "the body must be a JSON object, sent as Content-Type: application/json", None
-    if error["type"] == "extra_forbidden":
-        return f"unknown field {where}", where
-    if error["type"] == "value_error":
-        message = str(error["ctx"]["error"])
-        return message, where or message.split()[0]
-    return (f"{where}: {error['msg']}" if where else str(error["msg"])), where
-
-
-_ERROR_TYPES = {401: "authentication_error", 404: "not_found_error", 503: "service_unavailable"}
-
-
-def _error(
-    status: int,
-    message: str,
-    *,
-    param: str | None = None,
-    code: str | None = None,
-    headers: dict[str, str] | None = None,
-) -> Response:
-    kind = _ERROR_TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
-    body = ErrorBody(error=ErrorDetail(message=message, type=kind, param=param, code=code))
-    return JSONResponse(body.model_dump(), status, headers=headers)
+def _install_request_ids(app: FastAPI) -> None:
+    @app.middleware("http")
+    async def with_request_id(
+        request: Request, call_next: Callable[[Request], Awaitable[Response]]
+    ) -> Response:
+        """The client's own id comes back; without one it gets one."""
+        request_id = request.headers.get("X-Request-Id") or uuid.uuid4().hex
+        response = await call_next(request)
+        response.headers["X-Request-Id"] = request_id
+        logger.info(
+            "%s %s %d",
+            request.method,
+            request.url.path,
+            response.status_code,
+            extra={"request_id": request_id},
+        )
+        return response

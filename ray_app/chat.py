@@ -1,183 +1,232 @@
-"""From a chat request to an engine request, and from token events to an answer or a stream.
-
-Both forms of an answer are made from the same pieces of text, so they cannot differ.
-"""
+"""Chats: a conversation becomes engine requests, their pieces become OpenAI's reply or stream."""
 
 from __future__ import annotations
 
-import json
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any
 
-from engine.records import Request, TokenEvent
+from engine.records import TokenLogprobs
 from engine.tokenizer import Tokenizer
-from ray_app.engine_client import EngineUnavailableError
-from ray_app.openai_schema import (
+from ray_app.generation import Generation, TokenSource, merged, total_usage
+from ray_app.openai_requests import ChatCompletionRequest, ChatMessage
+from ray_app.openai_responses import (
     AssistantMessage,
+    ChatChoice,
+    ChatChunkChoice,
     ChatCompletion,
     ChatCompletionChunk,
-    ChatCompletionRequest,
-    Choice,
-    ChunkChoice,
+    ChatLogprob,
+    ChatLogprobs,
     Delta,
-    ErrorBody,
-    ErrorDetail,
-    FinishReason,
-    Usage,
+    SourceRun,
+    TopLogprob,
 )
-
-END_OF_STREAM = "data: [DONE]\n\n"
-
-
-class Events(Protocol):
-    """Token events of one request; closing them early cancels it."""
-
-    def __aiter__(self) -> AsyncIterator[TokenEvent]:
-        """The events in order."""
-        ...
-
-    async def aclose(self) -> None:
-        """Nobody reads any more."""
-        ...
-
-
-class TokenSource(Protocol):
-    """What a chat needs of the engine's client."""
-
-    async def submit(self, request: Request) -> Events:
-        """Token events of an accepted request; ValueError if the engine refuses it."""
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChatModel:
-    """The model that answers."""
-
-    name: str
-    tokenizer: Tokenizer
-    max_model_len: int
-    created: int
+from ray_app.request_options import (
+    ServedModel,
+    engine_request,
+    grammar_of,
+    sampling_params,
+    text_options,
+    with_choice,
+)
+from ray_app.sse import END_OF_STREAM, data
+from ray_app.text_stream import Piece, Run, TextStream
+from ray_app.tool_calls import ToolCallReader, tool_format
 
 
 @dataclass(slots=True, kw_only=True)
-class Answer:
-    """One accepted request; its counters are final when the pieces have ended."""
+class Chat:
+    """One body's accepted requests."""
 
     id: str
-    model: ChatModel
-    events: Events
-    prompt_tokens: int
     created: int
-    completion_tokens: int = 0
-    finish_reason: FinishReason | None = None
-
-    async def pieces(self) -> AsyncGenerator[str]:
-        """The text as it grows, without the end-of-text token; closing early cancels."""
-        detokenizer = self.model.tokenizer.stream()
-        async with aclosing(self.events) as events:
-            async for event in events:
-                piece = detokenizer.push(self._visible(event))
-                self.completion_tokens += len(event.token_ids)
-                if event.finish_reason is not None:
-                    assert event.finish_reason != "cancelled", "nobody reads a cancelled request"
-                    self.finish_reason = event.finish_reason
-                    piece += detokenizer.finish()
-                if piece:
-                    yield piece
-
-    def _visible(self, event: TokenEvent) -> tuple[int, ...]:
-        return event.token_ids[:-1] if event.finish_reason == "stop" else event.token_ids
-
-    @property
-    def usage(self) -> Usage:
-        """Tokens so far."""
-        return Usage(
-            prompt_tokens=self.prompt_tokens,
-            completion_tokens=self.completion_tokens,
-            total_tokens=self.prompt_tokens + self.completion_tokens,
-        )
+    body: ChatCompletionRequest
+    model: ServedModel
+    generations: list[Generation]
 
 
-async def begin(body: ChatCompletionRequest, model: ChatModel, source: TokenSource) -> Answer:
-    """Tokenize, and hand the request to the engine.
+async def begin_chat(body: ChatCompletionRequest, model: ServedModel, source: TokenSource) -> Chat:
+    """Tokenize, and hand every choice to the engine.
 
     Raises:
         ValueError: the chat template or the engine refuses the request; one sentence.
         EngineUnavailableError: the engine does not run.
     """
-    prompt = model.tokenizer.chat([{"role": m.role, "content": m.text} for m in body.messages])
-    answer_id = f"chatcmpl-{uuid.uuid4().hex}"
-    request = Request(
-        request_id=answer_id,
-        prompt_ids=tuple(prompt),
-        max_tokens=body.token_limit or model.max_model_len,
-        ignore_eos=body.ignore_eos,
-    )
-    return Answer(
-        id=answer_id,
-        model=model,
-        events=await source.submit(request),
-        prompt_tokens=len(prompt),
+    tools = tool_format(body, model.tokenizer)
+    prompt = chat_prompt(body.messages, model.tokenizer, body)
+    grammar = grammar_of(body.response_format) if tools is None else tools.grammar(body)
+    params = sampling_params(body, model, logprobs=body.num_logprobs, grammar=grammar)
+    chat = Chat(
+        id=f"chatcmpl-{uuid.uuid4().hex}",
         created=int(time.time()),
+        body=body,
+        model=model,
+        generations=[],
+    )
+    for index in range(body.n):
+        request = engine_request(
+            f"{chat.id}-{index}",
+            prompt,
+            body,
+            with_choice(params, index),
+            model,
+            max_tokens=body.token_limit,
+        )
+        text = TextStream(model.tokenizer, text_options(body))
+        events = await source.submit(request)
+        chat.generations.append(Generation(index=index, request=request, events=events, text=text))
+    return chat
+
+
+def chat_prompt(
+    messages: Sequence[ChatMessage], tokenizer: Tokenizer, body: ChatCompletionRequest | None
+) -> list[int]:
+    """Token ids of a conversation. Raises ``ValueError`` if the template refuses it."""
+    shown = [_for_template(message) for message in messages]
+    if body is None:
+        return tokenizer.chat(shown)
+    arguments = dict(body.chat_template_kwargs or {})
+    if not body.add_generation_prompt:
+        arguments["add_generation_prompt"] = False
+    uses_tools = body.tools is not None and body.tool_choice != "none"
+    return tokenizer.chat(
+        shown,
+        tools=[t.model_dump(exclude_none=True) for t in body.tools or ()] if uses_tools else None,
+        continue_final_message=body.continue_final_message,
+        template_arguments=arguments,
     )
 
 
-async def complete(answer: Answer) -> ChatCompletion:
-    """The whole answer. Raises EngineUnavailableError if the engine stops before its end."""
-    text = "".join([piece async for piece in answer.pieces()])
-    assert answer.finish_reason is not None, "pieces end with a reason or an exception"
-    choice = Choice(message=AssistantMessage(content=text), finish_reason=answer.finish_reason)
+def _for_template(message: ChatMessage) -> dict[str, Any]:
+    fields = message.model_dump(exclude_none=True)
+    return fields | {"content": message.text or ""}
+
+
+async def complete_chat(chat: Chat) -> ChatCompletion:
+    """The whole reply. Raises EngineUnavailableError if the engine stops before its end."""
+    runs: dict[int, list[Run]] = {g.index: [] for g in chat.generations}
+    logprobs: dict[int, list[TokenLogprobs]] = {g.index: [] for g in chat.generations}
+    async with aclosing(merged(chat.generations)) as pieces:
+        async for generation, piece in pieces:
+            runs[generation.index] += piece.runs
+            logprobs[generation.index] += piece.logprobs
+    choices = [_choice(chat, g, runs[g.index], logprobs[g.index]) for g in chat.generations]
     return ChatCompletion(
-        id=answer.id,
-        created=answer.created,
-        model=answer.model.name,
-        choices=[choice],
-        usage=answer.usage,
+        id=chat.id,
+        created=chat.created,
+        model=chat.model.name,
+        choices=choices,
+        usage=total_usage(chat.generations),
+        metrics=_metrics(chat),
     )
 
 
-async def stream(answer: Answer, *, include_usage: bool) -> AsyncGenerator[str]:
-    """The answer as server-sent events.
+def _choice(
+    chat: Chat, generation: Generation, runs: list[Run], logprobs: list[TokenLogprobs]
+) -> ChatChoice:
+    reader = _reader(chat)
+    text = "".join(run.text for run in runs)
+    first, rest = reader.push(text), reader.finish()
+    content, calls = first.text + rest.text, [*first.calls, *rest.calls]
+    message = AssistantMessage(content=content or (None if calls else ""), tool_calls=calls or None)
+    return ChatChoice(
+        index=generation.index,
+        message=message,
+        finish_reason="tool_calls" if calls else generation.finish_reason,
+        stop_reason=generation.stop_reason,
+        logprobs=_logprobs(chat, logprobs),
+        sources=_sources(chat, runs),
+    )
 
-    If the engine stops midway, the last event is an error and ``[DONE]`` does not follow, so that
-    nobody takes the torso for the whole.
-    """
-    yield _event(answer, Delta(role="assistant", content=""))
-    try:
-        async with aclosing(answer.pieces()) as pieces:
-            async for piece in pieces:
-                yield _event(answer, Delta(content=piece))
-    except EngineUnavailableError as error:
-        detail = ErrorDetail(message=str(error), type="service_unavailable")
-        yield f"data: {ErrorBody(error=detail).model_dump_json()}\n\n"
-        return
-    yield _event(answer, Delta(), answer.finish_reason)
-    if include_usage:
-        chunk = _chunk(answer, [])
-        chunk.usage = answer.usage
-        yield _data(chunk)
+
+async def stream_chat(chat: Chat) -> AsyncGenerator[str]:
+    """The reply as server-sent events."""
+    readers = {generation.index: _reader(chat) for generation in chat.generations}
+    for generation in chat.generations:
+        opening = Delta(role="assistant", content="")
+        yield _event(chat, ChatChunkChoice(index=generation.index, delta=opening))
+    async with aclosing(merged(chat.generations)) as pieces:
+        async for generation, piece in pieces:
+            for choice in _chunk_choices(chat, generation, piece, readers[generation.index]):
+                yield _event(chat, choice)
+    if chat.body.stream_options is not None and chat.body.stream_options.include_usage:
+        last = _chunk(chat, [])
+        last.usage, last.metrics = total_usage(chat.generations), _metrics(chat)
+        yield data(last)
     yield END_OF_STREAM
 
 
-def _event(answer: Answer, delta: Delta, finish_reason: FinishReason | None = None) -> str:
-    return _data(_chunk(answer, [ChunkChoice(delta=delta, finish_reason=finish_reason)]))
+def _chunk_choices(
+    chat: Chat, generation: Generation, piece: Piece, reader: ToolCallReader
+) -> list[ChatChunkChoice]:
+    found = reader.push(piece.text)
+    if piece.is_last:
+        found += reader.finish()
+    choices = []
+    logprobs = _logprobs(chat, piece.logprobs)
+    if found.text or found.calls or logprobs is not None:
+        delta = Delta(content=found.text or None, tool_calls=found.calls or None)
+        choices.append(
+            ChatChunkChoice(
+                index=generation.index,
+                delta=delta,
+                logprobs=logprobs,
+                sources=_sources(chat, piece.runs),
+            )
+        )
+    if piece.is_last:
+        choices.append(
+            ChatChunkChoice(
+                index=generation.index,
+                delta=Delta(),
+                finish_reason="tool_calls" if reader.num_calls else generation.finish_reason,
+                stop_reason=generation.stop_reason,
+            )
+        )
+    return choices
 
 
-def _chunk(answer: Answer, choices: list[ChunkChoice]) -> ChatCompletionChunk:
+def _reader(chat: Chat) -> ToolCallReader:
+    return ToolCallReader(tool_format(chat.body, chat.model.tokenizer))
+
+
+def _event(chat: Chat, choice: ChatChunkChoice) -> str:
+    return data(_chunk(chat, [choice]))
+
+
+def _chunk(chat: Chat, choices: list[ChatChunkChoice]) -> ChatCompletionChunk:
     return ChatCompletionChunk(
-        id=answer.id, created=answer.created, model=answer.model.name, choices=choices
+        id=chat.id, created=chat.created, model=chat.model.name, choices=choices
     )
 
 
-def _data(chunk: ChatCompletionChunk) -> str:
-    """OpenAI leaves out what a delta does not change, but always shows ``finish_reason``."""
-    body = chunk.model_dump(mode="json", exclude_unset=False)
-    for choice in body["choices"]:
-        choice["delta"] = {k: v for k, v in choice["delta"].items() if v is not None}
-    if chunk.usage is None:
-        del body["usage"]
-    return f"data: {json.dumps(body, separators=(',', ':'), ensure_ascii=False)}\n\n"
+def _metrics(chat: Chat) -> dict[str, Any]:
+    return chat.generations[0].speculation_metrics()
+
+
+def _sources(chat: Chat, runs: list[Run]) -> list[SourceRun] | None:
+    if not chat.body.return_sources:
+        return None
+    return [SourceRun(source=run.source, text=run.text) for run in runs]
+
+
+def _logprobs(chat: Chat, entries: list[TokenLogprobs]) -> ChatLogprobs | None:
+    if not chat.body.logprobs:
+        return None
+    tokenizer, wanted = chat.model.tokenizer, chat.body.num_logprobs or 0
+    return ChatLogprobs(content=[_logprob(entry, tokenizer, wanted) for entry in entries])
+
+
+def _logprob(entry: TokenLogprobs, tokenizer: Tokenizer, num_top: int) -> ChatLogprob:
+    own = _top(tokenizer, entry.token_id, entry.logprob)
+    top = [_top(tokenizer, token, logprob) for token, logprob in entry.top[:num_top]]
+    return ChatLogprob(**own.model_dump(), top_logprobs=top)
+
+
+def _top(tokenizer: Tokenizer, token_id: int, logprob: float) -> TopLogprob:
+    text = tokenizer.decode([token_id], skip_special_tokens=False)
+    return TopLogprob(token=text, logprob=logprob, bytes=list(text.encode()))

@@ -42,6 +42,7 @@ class DrafterKeeper:
         self._stopping = threading.Event()
         self._actor: Any = None
         self._vitals: DrafterVitals | None = None
+        self._address: DrafterFound | None = None
         self._thread: threading.Thread | None = None
         self.num_started = 0
 
@@ -49,6 +50,11 @@ class DrafterKeeper:
     def vitals(self) -> DrafterVitals | None:
         """The current drafter's newest sign of life; None while there is none."""
         return self._vitals
+
+    @property
+    def address(self) -> DrafterFound | None:
+        """Where the newest drafter listens."""
+        return self._address
 
     def start(self) -> None:
         """Start the first drafter and wait for it, then watch in the background.
@@ -90,6 +96,7 @@ class DrafterKeeper:
         self._vitals = ray.get(self._actor.ping.remote())
         sentinel = self._actor.run.remote()
         self.num_started += 1
+        self._address = address
         self._announce(address)
         return sentinel
 

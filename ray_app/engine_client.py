@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Callable
 from functools import partial
 
+from engine.counters import EngineCounters
 from engine.records import Request, TokenEvent
 from ray_app.coordinator_link import LinkAddress
 from ray_app.messages import (
@@ -22,6 +24,7 @@ from ray_app.messages import (
     Hello,
     Message,
     Refused,
+    Stats,
     Stop,
     Tokens,
     decode,
@@ -35,6 +38,15 @@ EXPLAIN_SECONDS = 5.0
 
 class EngineUnavailableError(RuntimeError):
     """The engine does not run, or stopped during the request; the text says why."""
+
+    is_final = False
+    """Whether handing the request in again cannot help."""
+
+
+class ServerStoppingError(EngineUnavailableError):
+    """The server is being stopped, and takes no requests any more."""
+
+    is_final = True
 
 
 _Item = TokenEvent | Accepted | Refused | EngineUnavailableError
@@ -67,6 +79,19 @@ class TokenStream:
             self._close()
         return item
 
+    def ready(self) -> list[TokenEvent]:
+        """The events that are here already, so that a slow reader gets them in one go."""
+        events: list[TokenEvent] = []
+        while not self._finished and not self._queue.empty():
+            item = self._queue.get_nowait()
+            if not isinstance(item, TokenEvent):
+                self._queue.put_nowait(item)
+                break
+            events.append(item)
+            if item.finish_reason is not None:
+                self._close()
+        return events
+
     async def aclose(self) -> None:
         """Cancel the request unless it has ended."""
         self._close()
@@ -88,6 +113,9 @@ class EngineClient:
         self._failure: EngineUnavailableError | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._reader_task: asyncio.Task[None] | None = None
+        self._last_frame = time.monotonic()
+        self.counters = EngineCounters()
+        """The engine's newest."""
 
     async def connect(self, address: LinkAddress, token: str) -> None:
         """Open the connection and present the token."""
@@ -104,6 +132,8 @@ class EngineClient:
         """
         if self._failure is not None:
             raise self._failure
+        if not self._requests:
+            self._last_frame = time.monotonic()
         queue: asyncio.Queue[_Item] = asyncio.Queue()
         stream = TokenStream(queue, partial(self._forget, request.request_id))
         self._requests[request.request_id] = queue
@@ -121,6 +151,11 @@ class EngineClient:
         """A stream has ended; the engine knows if it was by its last event."""
         if self._requests.pop(request_id, None) is not None and self._failure is None:
             self._send(Cancel(request_id))
+
+    @property
+    def silent_seconds(self) -> float:
+        """How long requests have waited without any word from the engine; 0 without requests."""
+        return time.monotonic() - self._last_frame if self._requests else 0.0
 
     @property
     def num_requests(self) -> int:
@@ -162,6 +197,7 @@ class EngineClient:
         with contextlib.suppress(asyncio.IncompleteReadError, OSError):
             while True:
                 length = frame_length(await reader.readexactly(LENGTH_BYTES))
+                self._last_frame = time.monotonic()
                 self._deal(decode(await reader.readexactly(length)))
         await asyncio.sleep(EXPLAIN_SECONDS)
         self.fail("the connection to the verifier's coordinator broke")
@@ -174,6 +210,8 @@ class EngineClient:
                     self._put(event.request_id, event)
             case Accepted(request_id) | Refused(request_id, _):
                 self._put(request_id, message)
+            case Stats(counters):
+                self.counters = counters
             case _:
                 raise ValueError(f"the coordinator may not send {type(message).__name__}")
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from pydantic import TypeAdapter, ValidationError
 
+from engine.counters import EngineCounters
 from engine.records import Request, TokenEvent
 
 LENGTH_BYTES = 4
@@ -74,11 +75,18 @@ class Tokens:
     events: tuple[TokenEvent, ...]
 
 
-Message = Hello | Add | Cancel | DrafterFound | Stop | Accepted | Refused | Tokens
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """The engine's counters; also a sign of life while it works."""
+
+    counters: EngineCounters
+
+
+Message = Hello | Add | Cancel | DrafterFound | Stop | Accepted | Refused | Tokens | Stats
 
 _FORMS: dict[str, TypeAdapter[Message]] = {
     kind.__name__: TypeAdapter(kind)
-    for kind in (Hello, Add, Cancel, DrafterFound, Stop, Accepted, Refused, Tokens)
+    for kind in (Hello, Add, Cancel, DrafterFound, Stop, Accepted, Refused, Tokens, Stats)
 }
 
 

@@ -1,8 +1,4 @@
-"""The Ray Serve deployment: one replica that owns one engine and speaks OpenAI's API.
-
-HTTP and engine meet only in ``build_app(backend)``, so an ingress of its own can take the HTTP part
-later without touching the rest.
-"""
+"""Starts and stops the Ray Serve application: an ingress in front of one or more replicas."""
 
 from __future__ import annotations
 
@@ -10,67 +6,36 @@ import logging
 import threading
 from typing import Any
 
-from fastapi import FastAPI
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
-from ray_app.app import build_app
 from ray_app.config import ServerConfig
-from ray_app.drafter_actor import DrafterVitals
-from ray_app.supervisor import DRAIN_SECONDS, Status, Supervisor
-from ray_app.verifier_actor import RankPlace
+from ray_app.ingress import Ingress
+from ray_app.replica import EngineReplica
+from ray_app.supervisor import DRAIN_SECONDS, Status
 
 Handle = DeploymentHandle[Any]
-"""What the launcher holds of the deployment."""
+"""What the launcher holds of the ingress."""
 
 APP_NAME = "switchsteer"
 
-QUEUED_PER_SLOT = 16
-"""Requests let into the replica per decoding slot: the engine queues them itself, and a health
-check must never wait behind them."""
+POLL_SECONDS = 0.25
 
+STOP_SECONDS = 60.0
+"""Bound on a stop: drain, clean ends, kills."""
 
-class ChatServer:
-    """One replica.
+_SERVE_LOGGING = {"log_level": "ERROR", "enable_access_log": False}
+"""Serve's proxy warns of the network whenever a busy replica answers later than in 0.1 s."""
 
-    Its health, as Serve sees it, is the process's: a failed engine stays visible as a red
-    ``/health`` with the reason, instead of being replaced behind the client's back.
-    """
-
-    def __init__(self, config: ServerConfig) -> None:
-        self._config = config
-        self._supervisor = Supervisor(config)
-        self._supervisor.begin()
-
-    def __serve_build_asgi_app__(self) -> FastAPI:
-        return build_app(self._supervisor, self._config.api_key)
-
-    async def status(self) -> Status:
-        """The engine's state now."""
-        return self._supervisor.status
-
-    async def places(self) -> tuple[RankPlace, ...]:
-        """Node and process of every rank."""
-        return self._supervisor.places
-
-    async def drafter(self) -> DrafterVitals | None:
-        """The drafter's newest sign of life."""
-        return self._supervisor.drafter
-
-    async def num_requests(self) -> int:
-        """Requests that the engine works on or queues."""
-        return self._supervisor.num_requests
-
-    async def stop(self) -> None:
-        """Drain and end every rank."""
-        await self._supervisor.stop()
-
-    async def __del__(self) -> None:
-        await self._supervisor.stop()
+_DEPLOYMENT: dict[str, Any] = {
+    "max_constructor_retry_count": 1,
+    "ray_actor_options": {"num_cpus": 0},
+    "logging_config": {"log_level": "WARNING", "enable_access_log": False},
+}
 
 
 def deploy(config: ServerConfig) -> Handle:
-    """Start Serve and the replica; the engine goes on loading, see ``wait_started``.
+    """Start Serve and the application; engines go on loading, see ``wait_started``.
 
     Raises:
         ValueError: Serve already runs in this cluster; its address cannot be changed.
@@ -86,30 +51,29 @@ def deploy(config: ServerConfig) -> Handle:
         http_options={"host": config.host, "port": config.port},
         logging_config=_SERVE_LOGGING,
     )
-    slots = config.engine.max_num_seqs
-    deployment: Any = serve.deployment(
-        serve.ingress()(ChatServer),
-        name="ChatServer",
-        num_replicas=1,
-        max_ongoing_requests=slots * QUEUED_PER_SLOT,
-        max_queued_requests=slots * QUEUED_PER_SLOT,
-        max_constructor_retry_count=1,
+    return serve.run(application(config), name=APP_NAME, route_prefix="/")
+
+
+def application(config: ServerConfig) -> Any:
+    """The bound deployments: what ``serve.run`` and a Serve configuration file deploy.
+
+    Limits are above what the ingress admits: it turns clients away itself, with a reason, and a
+    health check must never wait behind requests.
+    """
+    limit = 2 * config.max_requests + 16
+    replica: Any = serve.deployment(
+        EngineReplica,
+        name="EngineReplica",
+        num_replicas=config.data_parallel_size,
+        max_ongoing_requests=limit,
         graceful_shutdown_timeout_s=DRAIN_SECONDS * 2,
-        ray_actor_options={"num_cpus": 0},
-        logging_config=_LOGGING,
+        health_check_period_s=2.0,
+        **_DEPLOYMENT,
     )
-    return serve.run(deployment.bind(config), name=APP_NAME, route_prefix="/")
-
-
-_SERVE_LOGGING = {"log_level": "ERROR", "enable_access_log": False}
-"""Serve's proxy warns of the network whenever a busy replica answers later than in 0.1 s."""
-
-POLL_SECONDS = 0.25
-
-STOP_SECONDS = 60.0
-"""Bound on a stop: drain, clean ends, kills."""
-
-_LOGGING = {"log_level": "WARNING", "enable_access_log": False}
+    ingress: Any = serve.deployment(
+        serve.ingress()(Ingress), name="Ingress", max_ongoing_requests=limit, **_DEPLOYMENT
+    )
+    return ingress.bind(replica.bind(config), config)
 
 
 def wait_started(handle: Handle, cancelled: threading.Event) -> Status:

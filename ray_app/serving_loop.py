@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+from engine.counters import EngineCounters
 from engine.records import Request, StepOutcome
 from ray_app.coordinator_link import LinkClosedError
 from ray_app.messages import (
@@ -20,14 +21,18 @@ from ray_app.messages import (
     DrafterFound,
     Message,
     Refused,
+    Stats,
     Stop,
     Tokens,
 )
+from ray_app.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
 
 IDLE_SECONDS = 5.0
 """Pause between two signs of life; far below the process group's timeout."""
+STATS_SECONDS = 0.5
+"""Pause between two reports of the counters while the engine works."""
 
 
 class ServableEngine(Protocol):
@@ -58,6 +63,10 @@ class ServableEngine(Protocol):
         """End the other ranks' loop."""
         ...
 
+    def counters(self) -> EngineCounters:
+        """What happened since the start, and the load now."""
+        ...
+
 
 class Link(Protocol):
     """What the loop needs of ``CoordinatorLink``."""
@@ -81,10 +90,12 @@ class ServingLoop:
         *,
         idle_seconds: float,
         on_drafter: Callable[[DrafterFound], None],
+        watchdog: Watchdog,
     ) -> None:
         self._engine, self._link, self._idle_seconds = engine, link, idle_seconds
         self._on_drafter = on_drafter
-        self._last_sign = time.monotonic()
+        self._last_sign = self._last_stats = time.monotonic()
+        self._watchdog = watchdog
 
     def run(self) -> None:
         """Serve, then end every rank's loop.
@@ -133,7 +144,11 @@ class ServingLoop:
             self._link.send(Accepted(request.request_id))
 
     def _step(self) -> None:
-        events = self._engine.step().events
+        with self._watchdog.watching():
+            events = self._engine.step().events
         self._last_sign = time.monotonic()
         if events:
             self._link.send(Tokens(events))
+        if not self._engine.has_work or self._last_sign - self._last_stats > STATS_SECONDS:
+            self._link.send(Stats(self._engine.counters()))
+            self._last_stats = self._last_sign

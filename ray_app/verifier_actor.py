@@ -30,6 +30,7 @@ from parallel.rendezvous import (
 from ray_app.coordinator_link import CoordinatorLink, LinkAddress
 from ray_app.drafter_link import DrafterDirectory
 from ray_app.serving_loop import IDLE_SECONDS, ServingLoop
+from ray_app.watchdog import Watchdog
 
 PEER_TIMEOUT = timedelta(minutes=2)
 """How long a rank waits for a message of its peers, who show signs of life far more often."""
@@ -49,8 +50,9 @@ class RankPlace:
 class VerifierRank:
     """One rank; every call but :meth:`run` returns soon."""
 
-    def __init__(self, rank: int, config: EngineConfig) -> None:
+    def __init__(self, rank: int, config: EngineConfig, *, watchdog_seconds: float) -> None:
         self._rank, self._config = rank, config
+        self._watchdog_seconds = watchdog_seconds
         self._store: Store | None = None
         self._engine: SpeculativeEngine | None = None
         self._link: CoordinatorLink | None = None
@@ -100,6 +102,7 @@ class VerifierRank:
                 self._link,
                 idle_seconds=IDLE_SECONDS,
                 on_drafter=self._drafters.announce,
+                watchdog=Watchdog(self._watchdog_seconds),
             )
             loop.run()
             self._link.close()

@@ -31,6 +31,8 @@ RESERVE_SECONDS = 1800.0
 """How long to wait for resources that others hold."""
 GRACE_SECONDS = 1.0
 """How long to collect further failures after the first, to find the one that explains the rest."""
+WATCHDOG_SECONDS = 60.0
+"""How long one step may take before its process counts as hung."""
 EXIT_SECONDS = 15.0
 """How long a clean stop, and then a killed process, may take."""
 
@@ -42,8 +44,15 @@ class RankFailedError(RuntimeError):
 class WorkerGroup:
     """Owns the placement group and the rank actors of one engine."""
 
-    def __init__(self, config: EngineConfig, *, device: Device = "cpu") -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        device: Device = "cpu",
+        watchdog_seconds: float = WATCHDOG_SECONDS,
+    ) -> None:
         self._config, self._device = config, device
+        self._watchdog_seconds = watchdog_seconds
         self._reservation: PlacementGroup | None = None
         self._actors: list[Any] = []
         self._places: list[RankPlace] = []
@@ -105,7 +114,7 @@ class WorkerGroup:
             ),
             runtime_env={"env_vars": rank_environment(self._device, threads)},
         )
-        return options.remote(rank, config)
+        return options.remote(rank, config, watchdog_seconds=self._watchdog_seconds)
 
     def _gather(self, calls: Mapping[int, Any]) -> list[Any]:
         """The results of one call on some ranks; the first failure ends the wait."""

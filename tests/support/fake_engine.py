@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from engine.counters import EngineCounters
 from engine.records import Request, StepOutcome, TokenEvent
 
 MAX_PROMPT = 64
@@ -59,3 +60,6 @@ class EchoEngine:
 
     def stop(self) -> None:
         self.calls.append("stop")
+
+    def counters(self) -> EngineCounters:
+        return EngineCounters(num_steps=self._num_steps)

@@ -17,6 +17,7 @@ from ray_app.coordinator_link import CoordinatorLink
 from ray_app.engine_client import EngineClient, EngineUnavailableError
 from ray_app.messages import DrafterFound, Hello, encode
 from ray_app.serving_loop import ServingLoop
+from ray_app.watchdog import Watchdog
 from tests.support.fake_engine import MAX_PROMPT, EchoEngine
 
 TOKEN = "secret"
@@ -40,7 +41,13 @@ def coordinator() -> Iterator[Coordinator]:
 
     def serve() -> None:
         link.accept(10.0)
-        ServingLoop(engine, link, idle_seconds=0.01, on_drafter=drafters.append).run()
+        ServingLoop(
+            engine,
+            link,
+            idle_seconds=0.01,
+            on_drafter=drafters.append,
+            watchdog=Watchdog(60.0),
+        ).run()
 
     thread = threading.Thread(target=serve, daemon=True)
     thread.start()

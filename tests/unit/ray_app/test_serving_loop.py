@@ -8,6 +8,7 @@ from engine.records import Request
 from ray_app.coordinator_link import LinkClosedError
 from ray_app.messages import Accepted, Add, Cancel, DrafterFound, Message, Refused, Stop, Tokens
 from ray_app.serving_loop import ServingLoop
+from ray_app.watchdog import Watchdog
 from tests.support.fake_engine import MAX_PROMPT, EchoEngine
 
 
@@ -36,7 +37,13 @@ def _request(name: str, max_tokens: int = 2, length: int = 2) -> Add:
 
 def _run(link: ScriptedLink, engine: EchoEngine, idle_seconds: float = 0.0) -> list[DrafterFound]:
     found: list[DrafterFound] = []
-    ServingLoop(engine, link, idle_seconds=idle_seconds, on_drafter=found.append).run()
+    ServingLoop(
+        engine,
+        link,
+        idle_seconds=idle_seconds,
+        on_drafter=found.append,
+        watchdog=Watchdog(60.0),
+    ).run()
     return found
 
 

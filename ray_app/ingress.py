@@ -1,0 +1,170 @@
+"""The ingress deployment: OpenAI's API over HTTP, and the journal of every request in flight.
+
+It loads the tokenizer and nothing else of the model. Ray's errors end here: a replica that is gone
+is an ``EngineUnavailableError`` to everything behind this file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from fastapi import FastAPI
+from ray.exceptions import RayError, RayTaskError
+from ray.serve.exceptions import RayServeException
+from ray.serve.handle import DeploymentHandle
+
+from engine.counters import EngineCounters
+from engine.records import Request, TokenEvent
+from engine.tokenizer import load_tokenizer
+from engine.weights import resolve_model
+from ray_app.app import build_app
+from ray_app.config import ServerConfig
+from ray_app.drafter_actor import DrafterVitals
+from ray_app.engine_client import EngineUnavailableError, ServerStoppingError
+from ray_app.exporters import Exporter, TimedSource
+from ray_app.generation import TokenSource
+from ray_app.generation_defaults import generation_defaults
+from ray_app.http_errors import OverloadedError
+from ray_app.journal import Journal, JournalCounters
+from ray_app.replica import ReplicaReport
+from ray_app.request_options import ServedModel
+from ray_app.supervisor import DRAIN_SECONDS, Status
+from ray_app.verifier_actor import RankPlace
+
+logger = logging.getLogger(__name__)
+
+REPORT_SECONDS = 1.0
+"""How old counters may be when they are shown."""
+STATUS_SECONDS = 5.0
+"""How long a replica may take to say how it is."""
+
+
+class Ingress:
+    """Implements ``app.Backend``; every method but the routes' is for the launcher and tests."""
+
+    def __init__(self, replica: DeploymentHandle[Any], config: ServerConfig) -> None:
+        self._config = config
+        # Tokens go straight from process to process (gRPC): half the time of the object store.
+        self._replica = replica.options(_by_reference=False)
+        self._journal = Journal(self._generate)
+        self._counters = EngineCounters()
+        self._reported = 0.0
+        self._is_stopping = False
+        self._model = self._load_model()
+        self._exporter = Exporter(
+            config.served_model_name, lambda: (self._counters, self._journal.counters)
+        )
+        self._source = TimedSource(self._journal, self._exporter)
+
+    def __serve_build_asgi_app__(self) -> FastAPI:
+        return build_app(self, self._config)
+
+    def _load_model(self) -> ServedModel:
+        config = self._config
+        directory = resolve_model(config.engine.model)
+        return ServedModel(
+            name=config.served_model_name,
+            tokenizer=load_tokenizer(directory),
+            max_model_len=config.engine.max_model_len,
+            created=int(time.time()),
+            speculation=config.engine.speculation,
+            **generation_defaults(directory),
+        )
+
+    @property
+    def model(self) -> ServedModel:
+        """The served model."""
+        return self._model
+
+    @property
+    def source(self) -> TokenSource:
+        """Where tokens come from.
+
+        Raises:
+            ServerStoppingError: the server takes no requests any more.
+            OverloadedError: as many requests wait as may.
+        """
+        if self._is_stopping:
+            raise ServerStoppingError("the server is stopping")
+        if self._journal.counters.running >= self._config.max_requests:
+            raise OverloadedError(
+                f"{self._journal.counters.running} requests run or wait, and no more may"
+            )
+        return self._source
+
+    async def status(self) -> Status:
+        """How some replica is; red when none says so in time."""
+        if self._is_stopping:
+            return Status(state="stopped", detail="the server is stopping")
+        try:
+            async with asyncio.timeout(STATUS_SECONDS):
+                found: Status = await self._replica.status.remote()
+        except (TimeoutError, RayError, RayServeException) as error:
+            detail = f"no replica answers: {type(error).__name__}"
+            return Status(state="rebuilding", detail=detail)
+        return found
+
+    async def metrics_text(self) -> str:
+        """The page that Prometheus scrapes."""
+        if time.monotonic() - self._reported > REPORT_SECONDS:
+            try:
+                async with asyncio.timeout(STATUS_SECONDS):
+                    report: ReplicaReport = await self._replica.report.remote()
+                self._counters, self._reported = report.counters, time.monotonic()
+            except (TimeoutError, RayError, RayServeException):
+                logger.warning("no replica reports its counters")
+        return self._exporter.text()
+
+    async def _generate(self, request: Request) -> AsyncGenerator[tuple[TokenEvent, ...]]:
+        """Ask some replica; its errors become ours."""
+        response: Any = self._replica.options(stream=True).generate.remote(request)
+        try:
+            async for events in response:
+                yield events
+        except (EngineUnavailableError, ValueError):
+            raise
+        except RayTaskError as error:
+            if isinstance(error.cause, EngineUnavailableError | ValueError):
+                raise error.cause from None
+            raise EngineUnavailableError(f"a replica failed: {error.cause}") from error
+        except (RayError, RayServeException, ConnectionError) as error:
+            raise EngineUnavailableError(f"a replica is gone: {type(error).__name__}") from error
+        finally:
+            response.cancel()
+
+    async def pid(self) -> int:
+        """This process."""
+        return os.getpid()
+
+    async def journal(self) -> JournalCounters:
+        """What happened to requests on their way."""
+        return self._journal.counters
+
+    async def places(self) -> tuple[RankPlace, ...]:
+        """Node and process of every rank of some replica."""
+        found: tuple[RankPlace, ...] = await self._replica.places.remote()
+        return found
+
+    async def drafter(self) -> DrafterVitals | None:
+        """The drafter's newest sign of life."""
+        found: DrafterVitals | None = await self._replica.drafter.remote()
+        return found
+
+    async def num_requests(self) -> int:
+        """Requests that the engine works on or queues."""
+        found: int = await self._replica.num_requests.remote()
+        return found
+
+    async def stop(self) -> None:
+        """Take no more requests, let running ones finish for a while, then end every engine."""
+        self._is_stopping = True
+        deadline = time.monotonic() + DRAIN_SECONDS
+        while self._journal.counters.running and time.monotonic() < deadline:
+            await asyncio.sleep(0.05)
+        for _ in range(self._config.data_parallel_size):
+            await self._replica.stop.remote()
