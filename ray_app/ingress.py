@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import time
 from collections.abc import AsyncGenerator
 from typing import Any
 
 from fastapi import FastAPI
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
@@ -31,7 +30,7 @@ from ray_app.generation import TokenSource
 from ray_app.generation_defaults import generation_defaults
 from ray_app.http_errors import OverloadedError
 from ray_app.journal import Journal, JournalCounters
-from ray_app.replica import ReplicaReport
+from ray_app.replica import Interruption, Refusal, ReplicaReport
 from ray_app.request_options import ServedModel
 from ray_app.supervisor import DRAIN_SECONDS, Status
 from ray_app.verifier_actor import RankPlace
@@ -114,32 +113,35 @@ class Ingress:
         if time.monotonic() - self._reported > REPORT_SECONDS:
             try:
                 async with asyncio.timeout(STATUS_SECONDS):
-                    report: ReplicaReport = await self._replica.report.remote()
-                self._counters, self._reported = report.counters, time.monotonic()
+                    self._counters = (await self.report()).counters
+                self._reported = time.monotonic()
             except (TimeoutError, RayError, RayServeException):
                 logger.warning("no replica reports its counters")
         return self._exporter.text()
 
-    async def _generate(self, request: Request) -> AsyncGenerator[tuple[TokenEvent, ...]]:
-        """Ask some replica; its errors become ours."""
-        response: Any = self._replica.options(stream=True).generate.remote(request)
+    async def _generate(
+        self, request: Request, attempt: int
+    ) -> AsyncGenerator[tuple[TokenEvent, ...]]:
+        """Ask some replica; its errors become ours. What was interrupted waits for a new one."""
+        handle: Any = self._replica.options(stream=True)
+        response = handle.generate.remote(request, is_patient=attempt > 0)
         try:
-            async for events in response:
-                yield events
-        except (EngineUnavailableError, ValueError):
-            raise
-        except RayTaskError as error:
-            if isinstance(error.cause, EngineUnavailableError | ValueError):
-                raise error.cause from None
-            raise EngineUnavailableError(f"a replica failed: {error.cause}") from error
+            async for reply in response:
+                match reply:
+                    case Refusal(reason):
+                        raise ValueError(reason)
+                    case Interruption(reason):
+                        raise EngineUnavailableError(reason)
+                yield reply
         except (RayError, RayServeException, ConnectionError) as error:
             raise EngineUnavailableError(f"a replica is gone: {type(error).__name__}") from error
         finally:
             response.cancel()
 
-    async def pid(self) -> int:
-        """This process."""
-        return os.getpid()
+    async def report(self) -> ReplicaReport:
+        """What some replica says of itself."""
+        found: ReplicaReport = await self._replica.report.remote()
+        return found
 
     async def journal(self) -> JournalCounters:
         """What happened to requests on their way."""

@@ -22,8 +22,11 @@ MAX_MIGRATIONS = 3
 Batches = AsyncGenerator[tuple[TokenEvent, ...]]
 """Events in groups; the first, empty one says that the engine has accepted the request."""
 
-Generate = Callable[[Request], Batches]
-"""Asks some replica. Raises ValueError for a refusal, EngineUnavailableError if it cannot go on."""
+Generate = Callable[[Request, int], Batches]
+"""Asks some replica, for the n-th time from 0.
+
+Raises ValueError for a refusal, EngineUnavailableError if the replica cannot go on.
+"""
 
 
 @dataclass(slots=True)
@@ -91,7 +94,7 @@ class JournaledEvents:
         """Hand the request in, with what was delivered of it."""
         while True:
             resumed = replace(self.request, output_ids=tuple(self._delivered))
-            self._batches = self.generate(resumed)
+            self._batches = self.generate(resumed, self._num_migrations)
             try:
                 await anext(self._batches)
             except EngineUnavailableError as error:

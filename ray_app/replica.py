@@ -1,13 +1,14 @@
 """The replica deployment: one engine behind a Serve handle.
 
 Tokens leave it as groups of events, all that are ready at a time, so that a slow reader costs few
-messages. Requests that it cannot go on with fail with ``EngineUnavailableError``; the ingress hands
-them in again, here or elsewhere.
+messages. A request that is refused, or that it cannot go on with, ends with a record that says so:
+an exception would fill Serve's log with tracebacks of what is expected.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from engine.counters import EngineCounters
 from engine.records import Request, TokenEvent
 from ray_app.config import ServerConfig
 from ray_app.drafter_actor import DrafterVitals
+from ray_app.engine_client import EngineUnavailableError
 from ray_app.supervisor import Status, Supervisor
 from ray_app.verifier_actor import RankPlace
 
@@ -26,10 +28,25 @@ logger = logging.getLogger(__name__)
 class ReplicaReport:
     """What the ingress wants to know now and then."""
 
-    replica_id: str
+    pid: int
+    """The replica's process."""
     status: Status
     counters: EngineCounters
     num_requests: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """The engine cannot serve the request: its sentence."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Interruption:
+    """The engine is lost; the request may be handed in again."""
+
+    reason: str
 
 
 class EngineReplica:
@@ -39,24 +56,34 @@ class EngineReplica:
         self._supervisor = Supervisor(config)
         self._supervisor.begin()
 
-    async def generate(self, request: Request) -> AsyncGenerator[tuple[TokenEvent, ...]]:
-        """Events in groups; the first, empty one says that the request is accepted."""
-        source = await self._supervisor.source()
-        stream = await source.submit(request)
-        async with aclosing(stream):
-            yield ()
-            async for event in stream:
-                yield (event, *stream.ready())
+    async def generate(
+        self, request: Request, *, is_patient: bool
+    ) -> AsyncGenerator[tuple[TokenEvent, ...] | Refusal | Interruption]:
+        """Events in groups; the first, empty one says that the request is accepted.
+
+        A patient request waits for an engine that is still starting.
+        """
+        try:
+            source = await self._supervisor.source(is_patient=is_patient)
+            stream = await source.submit(request)
+            async with aclosing(stream):
+                yield ()
+                async for event in stream:
+                    yield (event, *stream.ready())
+        except ValueError as error:
+            yield Refusal(str(error))
+        except EngineUnavailableError as error:
+            yield Interruption(str(error))
 
     async def status(self) -> Status:
         """The engine's state now."""
         return self._supervisor.status
 
-    async def report(self, replica_id: str = "") -> ReplicaReport:
+    async def report(self) -> ReplicaReport:
         """State, counters and load."""
         supervisor = self._supervisor
         return ReplicaReport(
-            replica_id=replica_id,
+            pid=os.getpid(),
             status=supervisor.status,
             counters=supervisor.counters,
             num_requests=supervisor.num_requests,

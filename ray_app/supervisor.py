@@ -8,6 +8,7 @@ killed and built anew, and the status is red meanwhile.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import secrets
 import time
@@ -102,18 +103,17 @@ class Supervisor:
         """The engine's newest counters; a rebuilt engine starts from zero."""
         return self._client.counters
 
-    async def source(self) -> EngineClient:
-        """Where tokens come from; waits while the gang is being rebuilt.
+    async def source(self, *, is_patient: bool) -> EngineClient:
+        """Where tokens come from; waits for a gang that is rebuilt, if patient for the first too.
 
         Raises:
             EngineUnavailableError: the engine does not run, and waiting does not help.
         """
+        waits_for = {"rebuilding", "starting"} if is_patient else {"rebuilding"}
         async with self._changed:
-            try:
+            with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(REBUILD_WAIT_SECONDS):
-                    await self._changed.wait_for(lambda: self._status.state != "rebuilding")
-            except TimeoutError:
-                pass
+                    await self._changed.wait_for(lambda: self._status.state not in waits_for)
         if self._status.state != "ready":
             raise EngineUnavailableError(self._status.detail)
         return self._client

@@ -72,6 +72,7 @@ def _answers(url: str) -> list[str]:
     def ask(prompt: str) -> str:
         body: dict[str, Any] = {
             "messages": [{"role": "user", "content": prompt}],
+            "temperature": 0,
             "max_tokens": 120,
             "ignore_eos": True,
         }

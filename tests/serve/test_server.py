@@ -1,10 +1,8 @@
-"""The Ray Serve deployment over real HTTP, real ranks and a tiny model; at the end a rank dies."""
+"""The Ray Serve deployment over real HTTP, real ranks and a tiny model."""
 
 from __future__ import annotations
 
 import json
-import os
-import signal
 import socket
 import threading
 import time
@@ -61,7 +59,8 @@ def client(handle: server.Handle) -> Iterator[httpx.Client]:  # noqa: ARG001
 
 
 def _body(**fields: Any) -> dict[str, Any]:
-    return {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 24, **fields}
+    messages = [{"role": "user", "content": "hello"}]
+    return {"messages": messages, "max_tokens": 24, "temperature": 0, **fields}
 
 
 def _chat(client: httpx.Client, **fields: Any) -> httpx.Response:
@@ -85,6 +84,8 @@ def test_stream_and_whole_answer_are_equal(client: httpx.Client) -> None:
     text = "".join(choice["delta"].get("content", "") for choice in choices)
     assert text == whole["choices"][0]["message"]["content"]
     assert choices[-1]["finish_reason"] == whole["choices"][0]["finish_reason"]
+    for counts in (chunks[-1]["usage"], whole["usage"]):
+        del counts["prompt_tokens_details"]
     assert chunks[-1]["usage"] == whole["usage"]
 
 
@@ -114,7 +115,9 @@ def _ask(client: httpx.Client, prompt: str) -> str:
 def test_bad_requests_are_refused_through_the_whole_stack(client: httpx.Client) -> None:
     too_long = [{"role": "user", "content": "x" * MAX_MODEL_LEN}]
     cases: list[tuple[dict[str, Any], str]] = [
-        ({"temperature": 0.5}, "temperature is not supported yet"),
+        ({"temperature": -0.5}, "temperature is -0.5; it must be 0 or more"),
+        ({"logit_bias": {"999999": 1}}, "logit_bias has token id 999999"),
+        ({"speculative": {"method": "eagle3"}}, "drafter 'eagle3' was not loaded"),
         ({"surprise": 1}, "unknown field surprise"),
         ({"messages": too_long}, "the prompt has"),
         ({"messages": too_long, "stream": True}, f"max_model_len {MAX_MODEL_LEN}"),
@@ -158,23 +161,3 @@ def test_a_second_server_in_the_cluster_is_refused(
 ) -> None:
     with pytest.raises(ValueError, match="Ray Serve already runs"):
         server.deploy(ServerConfig(engine=engine_config, port=8137, served_model_name="tiny"))
-
-
-def test_a_killed_rank_fails_what_runs_and_turns_health_red(
-    client: httpx.Client, handle: server.Handle
-) -> None:
-    """Last, because the engine does not come back."""
-    places = handle.places.remote().result()
-    with client.stream("POST", "/v1/chat/completions", json=_body(**LONG, stream=True)) as response:
-        lines = response.iter_lines()
-        next(lines)
-        os.kill(places[0].pid, signal.SIGKILL)
-        last = [line for line in lines if line][-1]
-    assert "verifier rank 0" in json.loads(last.removeprefix("data: "))["error"]["message"]
-    health = client.get("/health")
-    assert health.status_code == 503
-    assert "verifier rank 0" in health.json()["detail"]
-    refused = _chat(client)
-    assert refused.status_code == 503
-    assert "verifier rank 0" in refused.json()["error"]["message"]
-    _wait_until(lambda: not living_processes(place.pid for place in places))
