@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from engine.config import DrafterKey, SpeculationConfig
 from engine.interfaces import BatchDrafter, NeuralDrafter, SwitchingPolicy
@@ -20,7 +20,7 @@ class OneByOne:
 
     def draft_batch(self, views: Sequence[SequenceView]) -> list[Draft]:
         """One draft after the other."""
-        return [self.inner.draft(view) for view in views]
+        return [replace(self.inner.draft(view), source="neural") for view in views]
 
     def link_counts(self) -> Mapping[str, int]:
         """There is no link."""

@@ -99,8 +99,7 @@ class StepPlanner:
         milliseconds = (time.perf_counter() - started) * 1e3
         self._economy(speculation).observe(milliseconds, len(wishes))
         for wish, draft in zip(wishes, drafts, strict=True):
-            reason = wish.wish.reason if draft.candidates else "no_reply"
-            wish.sequence.draft = replace(draft, reason=reason)
+            wish.sequence.draft = _answered(draft, wish.wish)
             wish.sequence.drafter_calls = 1
             wish.sequence.draft_ms += milliseconds / len(wishes)
 
@@ -155,6 +154,13 @@ def _choice(sequence: Sequence, view: SequenceView) -> Draft | NeuralWish:
     if view.max_draft_tokens < 1:
         return Draft(reason="no_room")
     return sequence.drafting.policy.choose(view)
+
+
+def _answered(draft: Draft, wish: NeuralWish) -> Draft:
+    """A drafter that answers with nothing was unsure of every token."""
+    if draft.candidates:
+        return replace(draft, reason=wish.reason)
+    return Draft(reason="unsure" if draft.source == "neural" else "no_reply")
 
 
 def _whole_tree(sequence: Sequence, max_rows: int) -> TokenTree:

@@ -99,12 +99,14 @@ SwitchReason = Literal[
     "no_match",
     "no_room",
     "no_reply",
+    "unsure",
     "too_slow",
     "too_costly",
 ]
 """Why a step's source is what it is: the method knows one only; a match was found; the probe saw no
-copy intent; nothing matched; the answer's limit leaves no room; the drafter did not answer; asking
-it would cost more time than it saves now; the drafted rows would."""
+copy intent; nothing matched; the answer's limit leaves no room; the drafter did not answer, or
+was unsure of every token; asking it would cost more time than it saves now; the drafted rows would.
+"""
 
 
 @dataclass(frozen=True, slots=True)

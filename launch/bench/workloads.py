@@ -11,10 +11,15 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
 HUMANEVAL = "humaneval"
+
+
+Conversation = tuple[str, list[dict[str, str]]]
+"""A name and its messages."""
 
 
 class ChatTokenizer(Protocol):
@@ -41,15 +46,19 @@ def load_workload(
     Raises:
         ValueError: an unknown workload, an unreadable line, or no prompts at all.
     """
-    conversations = _human_eval() if workload == HUMANEVAL else _jsonl(Path(workload))
-    prompts: list[Prompt] = []
-    for name, messages in conversations:
-        if limit is not None and len(prompts) == limit:
-            break
-        prompts.append(Prompt(name=name, token_ids=tuple(tokenizer.chat(messages))))
-    if not prompts:
+    return tuple(
+        Prompt(name=name, token_ids=tuple(tokenizer.chat(messages)))
+        for name, messages in load_conversations(workload, limit=limit)
+    )
+
+
+def load_conversations(workload: str, *, limit: int | None = None) -> list[Conversation]:
+    """The same as texts: name and messages each. Raises as ``load_workload``."""
+    found = _human_eval() if workload == HUMANEVAL else _jsonl(Path(workload))
+    conversations = list(islice(found, limit))
+    if not conversations:
         raise ValueError(f"workload {workload!r} has no prompts.")
-    return tuple(prompts)
+    return conversations
 
 
 def check_lengths(prompts: Sequence[Prompt], *, max_tokens: int, max_model_len: int) -> None:
@@ -61,9 +70,6 @@ def check_lengths(prompts: Sequence[Prompt], *, max_tokens: int, max_model_len: 
                 f"prompt {prompt.name} has {len(prompt.token_ids)} tokens, which with --max-tokens "
                 f"{max_tokens} makes {needed}, and --max-model-len is {max_model_len}."
             )
-
-
-Conversation = tuple[str, list[dict[str, str]]]
 
 
 def _human_eval() -> Iterator[Conversation]:
