@@ -74,7 +74,11 @@ class JournaledEvents:
         while not self._ready:
             if not self._is_open:
                 raise StopAsyncIteration
-            await self._fetch()
+            try:
+                await self._fetch()
+            except BaseException:
+                await self.aclose()
+                raise
         event = self._ready.pop(0)
         self._delivered += event.token_ids
         if event.finish_reason is not None:
