@@ -96,6 +96,11 @@ class Admission:
         room = limits.max_kv_tokens or limits.num_slots * limits.max_model_len
         return self.num_kv_tokens / room
 
+    def reset_counters(self) -> None:
+        """Count from here."""
+        self.num_preemptions = 0
+        self._slots.counters = PrefixCounters()
+
     @property
     def prefix_counters(self) -> PrefixCounters:
         """Tokens that new requests asked for, and those that slots still held."""

@@ -81,6 +81,11 @@ class SpeculativeEngine:
         )  # record
         return outcome
 
+    def reset_counters(self) -> None:
+        """Coordinator: count from here."""
+        self._counters = EngineCounters()
+        self.scheduler.admission.reset_counters()
+
     def counters(self) -> EngineCounters:
         """Coordinator: what happened since the start, and the load now."""
         admission = self.scheduler.admission

@@ -19,6 +19,7 @@ from ray_app.messages import (
     LENGTH_BYTES,
     Accepted,
     Add,
+    Began,
     Cancel,
     DrafterFound,
     Hello,
@@ -168,6 +169,10 @@ class EngineClient:
             self._failure = EngineUnavailableError(reason)
             for queue in self._requests.values():
                 queue.put_nowait(self._failure)
+
+    def begin(self) -> None:
+        """Tell the coordinator that traffic begins: it counts from here."""
+        self._send(Began())
 
     def announce(self, drafter: DrafterFound) -> None:
         """Tell the coordinator where the current drafter listens; nothing once it has failed."""

@@ -40,6 +40,11 @@ class Cancel:
 
 
 @dataclass(frozen=True, slots=True)
+class Began:
+    """The server saw the first token: what came before it was no traffic."""
+
+
+@dataclass(frozen=True, slots=True)
 class DrafterFound:
     """A drafter, the first or the next, listens here and wants to hear this token."""
 
@@ -82,11 +87,11 @@ class Stats:
     counters: EngineCounters
 
 
-Message = Hello | Add | Cancel | DrafterFound | Stop | Accepted | Refused | Tokens | Stats
+Message = Hello | Add | Cancel | Began | DrafterFound | Stop | Accepted | Refused | Tokens | Stats
 
 _FORMS: dict[str, TypeAdapter[Message]] = {
     kind.__name__: TypeAdapter(kind)
-    for kind in (Hello, Add, Cancel, DrafterFound, Stop, Accepted, Refused, Tokens, Stats)
+    for kind in (Hello, Add, Cancel, Began, DrafterFound, Stop, Accepted, Refused, Tokens, Stats)
 }
 
 

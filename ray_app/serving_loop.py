@@ -17,6 +17,7 @@ from ray_app.coordinator_link import LinkClosedError
 from ray_app.messages import (
     Accepted,
     Add,
+    Began,
     Cancel,
     DrafterFound,
     Message,
@@ -67,6 +68,10 @@ class ServableEngine(Protocol):
         """What happened since the start, and the load now."""
         ...
 
+    def reset_counters(self) -> None:
+        """Count from here."""
+        ...
+
 
 class Link(Protocol):
     """What the loop needs of ``CoordinatorLink``."""
@@ -96,6 +101,7 @@ class ServingLoop:
         self._on_drafter = on_drafter
         self._last_sign = self._last_stats = time.monotonic()
         self._watchdog = watchdog
+        self._is_unreported = False
 
     def run(self) -> None:
         """Serve, then end every rank's loop.
@@ -122,14 +128,18 @@ class ServingLoop:
         elif time.monotonic() - self._last_sign >= self._idle_seconds:
             self._engine.idle()
             self._last_sign = time.monotonic()
+        self._report()
         return True
 
     def _apply(self, message: Message) -> None:
         match message:
             case Add(request):
                 self._add(request)
+                self._is_unreported = True
             case Cancel(request_id):
                 self._engine.cancel(request_id)
+            case Began():
+                self._engine.reset_counters()
             case DrafterFound():
                 self._on_drafter(message)
             case _:
@@ -149,6 +159,11 @@ class ServingLoop:
         self._last_sign = time.monotonic()
         if events:
             self._link.send(Tokens(events))
-        if not self._engine.has_work or self._last_sign - self._last_stats > STATS_SECONDS:
+
+    def _report(self) -> None:
+        """The counters now and then while it works, and once when it does no more."""
+        now, works = time.monotonic(), self._engine.has_work
+        if now - self._last_stats > STATS_SECONDS if works else self._is_unreported:
             self._link.send(Stats(self._engine.counters()))
-            self._last_stats = self._last_sign
+            self._last_stats = now
+        self._is_unreported = works

@@ -175,6 +175,7 @@ class Supervisor:
         request = Request(request_id="first-token", prompt_ids=(0,), max_tokens=1)
         async for _ in await self._client.submit(request):
             pass
+        self._client.begin()
 
     async def _watch(self) -> bool:
         """Look at the ranks until one has ended or hangs; True if that was asked for."""

@@ -61,5 +61,8 @@ class EchoEngine:
     def stop(self) -> None:
         self.calls.append("stop")
 
+    def reset_counters(self) -> None:
+        self.calls.append("reset")
+
     def counters(self) -> EngineCounters:
         return EngineCounters(num_steps=self._num_steps)
