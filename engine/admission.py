@@ -66,7 +66,7 @@ class Admission:
         self._waiting: deque[_Waiting] = deque()
         self._copies: list[KVCopy] = []
         self.running: dict[str, Sequence] = {}
-        self.num_preemptions = 0
+        self.num_preemptions = self.prompt_tokens = 0
         self.drafting = drafting
 
     def use(self, drafting: Drafting) -> None:
@@ -98,7 +98,7 @@ class Admission:
 
     def reset_counters(self) -> None:
         """Count from here."""
-        self.num_preemptions = 0
+        self.num_preemptions = self.prompt_tokens = 0
         self._slots.counters = PrefixCounters()
 
     @property
@@ -212,6 +212,8 @@ class Admission:
             [sequence.prefix for sequence in self.running.values()],
             needs_features=drafting.projection > 0,
         )
+        if not request.output_ids:
+            self.prompt_tokens += len(request.prompt_ids)
         if place.copy is not None:
             self._copies.append(place.copy)
         return Sequence(

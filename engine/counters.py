@@ -67,7 +67,6 @@ class EngineCounters:
 
     num_steps: int = 0
     """Verifier passes."""
-    prompt_tokens: int = 0
     generation_tokens: int = 0
     steps_by_reason: dict[str, int] = field(default_factory=dict)
     """Decode steps by "source:reason"."""
@@ -82,6 +81,8 @@ class EngineCounters:
     near_ties: int = 0
     link: dict[str, int] = field(default_factory=dict)
     """The drafter link's counters, by name."""
+    prompt_tokens: int = 0
+    """Of requests that got a slot, cached ones included."""
     num_preemptions: int = 0
     prefix_cache_queries: int = 0
     prefix_cache_hits: int = 0
@@ -97,9 +98,7 @@ class EngineCounters:
         for record in records:
             self.generation_tokens += record.output
             self.near_ties += len(record.near_ties)
-            if record.source == "prefill":
-                self.prompt_tokens += record.rows
-            else:
+            if record.source != "prefill":
                 self._observe_decoding(record)
         if all(record.source != "prefill" for record in records):
             self._observe_times(records, plain_seconds)

@@ -92,6 +92,7 @@ class SpeculativeEngine:
         found = self._counters.snapshot()
         found.link = self.scheduler.link_counts()
         found.num_preemptions = admission.num_preemptions
+        found.prompt_tokens = admission.prompt_tokens
         found.prefix_cache_queries = admission.prefix_counters.queries
         found.prefix_cache_hits = admission.prefix_counters.hits
         found.num_requests_running = len(admission.running)

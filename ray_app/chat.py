@@ -12,7 +12,8 @@ from typing import Any
 from engine.records import TokenLogprobs
 from engine.tokenizer import Tokenizer
 from ray_app.generation import Generation, TokenSource, merged, total_usage
-from ray_app.openai_requests import ChatCompletionRequest, ChatMessage
+from ray_app.openai_messages import ChatMessage
+from ray_app.openai_requests import ChatCompletionRequest
 from ray_app.openai_responses import (
     AssistantMessage,
     ChatChoice,
@@ -153,7 +154,7 @@ async def stream_chat(chat: Chat) -> AsyncGenerator[str]:
         async for generation, piece in pieces:
             for choice in _chunk_choices(chat, generation, piece, readers[generation.index]):
                 yield _event(chat, choice)
-    if chat.body.stream_options is not None and chat.body.stream_options.include_usage:
+    if chat.body.shows_usage:
         last = _chunk(chat, [])
         last.usage, last.metrics = total_usage(chat.generations), _metrics(chat)
         yield data(last)
@@ -200,7 +201,11 @@ def _event(chat: Chat, choice: ChatChunkChoice) -> str:
 
 def _chunk(chat: Chat, choices: list[ChatChunkChoice]) -> ChatCompletionChunk:
     return ChatCompletionChunk(
-        id=chat.id, created=chat.created, model=chat.model.name, choices=choices
+        id=chat.id,
+        created=chat.created,
+        model=chat.model.name,
+        choices=choices,
+        usage=total_usage(chat.generations) if chat.body.always_shows_usage else None,
     )
 
 

@@ -148,7 +148,7 @@ async def stream_completions(completions: Completions) -> AsyncGenerator[str]:
                 sources=_sources(completions, piece.runs),
             )
             yield data(_reply(completions, [choice]))
-    if body.stream_options is not None and body.stream_options.include_usage:
+    if body.shows_usage:
         last = _reply(completions, [])
         last.usage = total_usage(completions.generations)
         last.metrics = completions.generations[0].speculation_metrics()
@@ -157,11 +157,13 @@ async def stream_completions(completions: Completions) -> AsyncGenerator[str]:
 
 
 def _reply(completions: Completions, choices: list[CompletionChoice]) -> Completion:
+    body = completions.body
     return Completion(
         id=completions.id,
         created=completions.created,
         model=completions.model.name,
         choices=choices,
+        usage=total_usage(completions.generations) if body.always_shows_usage else None,
     )
 
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
+
+from ray_app.openai_messages import ChatMessage, NamedToolChoice, Strict, Tool
 
 MAX_CHOICES = 64
 """``n`` at most."""
@@ -17,19 +19,16 @@ MAX_STOP_LENGTH = 256
 """Characters of a stop string."""
 
 
-class _Strict(BaseModel):
-    """No unknown fields, no conversions such as "5" for 5."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-
-class StreamOptions(_Strict):
+class StreamOptions(Strict):
     """What a stream carries beside text."""
 
     include_usage: bool = False
+    """One more chunk at the end, with usage and metrics."""
+    continuous_usage_stats: bool = False
+    """vLLM's: every chunk carries the usage so far."""
 
 
-class SpeculativeOptions(_Strict):
+class SpeculativeOptions(Strict):
     """How this request speculates; keys left out are the server's."""
 
     enabled: bool = True
@@ -38,7 +37,7 @@ class SpeculativeOptions(_Strict):
     num_speculative_tokens: int | None = Field(default=None, ge=1, le=64)
 
 
-class JsonSchema(_Strict):
+class JsonSchema(Strict):
     """OpenAI's wrapping of a schema."""
 
     name: str | None = None
@@ -47,7 +46,7 @@ class JsonSchema(_Strict):
     schema_: dict[str, Any] = Field(alias="schema")
 
 
-class ResponseFormat(_Strict):
+class ResponseFormat(Strict):
     """What the answer's text must be."""
 
     type: Literal["text", "json_object", "json_schema"]
@@ -63,7 +62,7 @@ class ResponseFormat(_Strict):
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
 
 
-class GenerationBody(_Strict):
+class GenerationBody(Strict):
     """What chats and completions have in common."""
 
     model: str | None = None
@@ -98,6 +97,17 @@ class GenerationBody(_Strict):
     prompt_cache_key: str | None = None
 
     @property
+    def shows_usage(self) -> bool:
+        """Whether a stream ends with the usage."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def always_shows_usage(self) -> bool:
+        """Whether every chunk of a stream has the usage so far."""
+        options = self.stream_options
+        return options is not None and options.include_usage and options.continuous_usage_stats
+
+    @property
     def stop_strings(self) -> tuple[str, ...]:
         """One or several."""
         if self.stop is None:
@@ -113,80 +123,6 @@ class GenerationBody(_Strict):
                 f"stop has {len(self.stop_strings)} strings; at most {MAX_STOP_STRINGS}"
             )
         return self
-
-
-class TextPart(_Strict):
-    """A piece of a message's content."""
-
-    type: Literal["text"]
-    text: str
-
-
-class FunctionCall(_Strict):
-    """Which function an assistant called."""
-
-    name: str
-    arguments: str
-
-
-class ToolCall(_Strict):
-    """A call in an earlier turn."""
-
-    id: str
-    type: Literal["function"] = "function"
-    function: FunctionCall
-
-
-class ChatMessage(_Strict):
-    """One turn of the conversation."""
-
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
-    name: str | None = None
-    tool_calls: list[ToolCall] | None = None
-    tool_call_id: str | None = None
-
-    @model_validator(mode="after")
-    def _check_content(self) -> Self:
-        if self.content is None and not (self.role == "assistant" and self.tool_calls):
-            raise ValueError(f"messages: a message of role {self.role!r} needs content")
-        return self
-
-    @property
-    def text(self) -> str | None:
-        """The content as one text."""
-        if self.content is None or isinstance(self.content, str):
-            return self.content
-        return "".join(part.text for part in self.content)
-
-
-class FunctionDefinition(_Strict):
-    """A function that the model may call."""
-
-    name: str = Field(min_length=1)
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-
-
-class Tool(_Strict):
-    """OpenAI's wrapping of a function."""
-
-    type: Literal["function"]
-    function: FunctionDefinition
-
-
-class NamedFunction(_Strict):
-    """The name in a ``tool_choice``."""
-
-    name: str
-
-
-class NamedToolChoice(_Strict):
-    """The one function that must be called."""
-
-    type: Literal["function"]
-    function: NamedFunction
 
 
 class ChatCompletionRequest(GenerationBody):
@@ -274,7 +210,7 @@ class CompletionRequest(GenerationBody):
         return [token_ids] if token_ids else self.prompt  # type: ignore[return-value]
 
 
-class TokenizeRequest(_Strict):
+class TokenizeRequest(Strict):
     """Body of ``POST /tokenize``: a prompt or a conversation."""
 
     model: str | None = None
@@ -290,7 +226,7 @@ class TokenizeRequest(_Strict):
         return self
 
 
-class DetokenizeRequest(_Strict):
+class DetokenizeRequest(Strict):
     """Body of ``POST /detokenize``."""
 
     model: str | None = None

@@ -140,6 +140,7 @@ class ServingLoop:
                 self._engine.cancel(request_id)
             case Began():
                 self._engine.reset_counters()
+                self._is_unreported = True
             case DrafterFound():
                 self._on_drafter(message)
             case _:

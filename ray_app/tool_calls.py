@@ -16,7 +16,8 @@ from typing import Any
 
 from engine.grammar import call_grammar
 from engine.tokenizer import Tokenizer
-from ray_app.openai_requests import ChatCompletionRequest, NamedToolChoice
+from ray_app.openai_messages import NamedToolChoice
+from ray_app.openai_requests import ChatCompletionRequest
 from ray_app.openai_responses import FunctionCallOut, ToolCallOut
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"

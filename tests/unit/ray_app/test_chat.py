@@ -127,3 +127,13 @@ def test_a_stop_string_cuts_text_and_counts(backend: FakeBackend, *, stream: boo
     assert text == "grüß"
     assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", "e ")
     assert usage["usage"]["completion_tokens"] == len("grüße ".encode())
+
+
+def test_usage_may_come_with_every_chunk(backend: FakeBackend) -> None:
+    """What guidellm and vllm bench serve ask for."""
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    *chunks, _ = events(chat(backend, stream=True, stream_options=options))
+    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+    assert counts == sorted(counts)
+    assert counts[0] == 0
+    assert counts[-1] == chat(backend).json()["usage"]["completion_tokens"]
