@@ -31,7 +31,9 @@ from parallel.slices import head_ranges
 from ray_app import server
 from ray_app.cluster import ClusterChoice, connect, disconnect, local_resources
 from ray_app.config import ServerConfig
+from ray_app.logs import LogFormat
 from ray_app.placement import Device, check_capacity, cluster_nodes, placement_for
+from ray_app.tracing import check_tracing
 
 logger = logging.getLogger(__name__)
 
@@ -76,6 +78,10 @@ class ServeFlags(EngineFlags):
     """Requests that may wait for a slot; more are turned away with 429."""
     watchdog_seconds: float = 60.0
     """How long one step may take before the verifier counts as hung."""
+    log_format: LogFormat = "text"
+    """text shows trouble only, json a line per request with its id."""
+    otlp_traces_endpoint: str | None = None
+    """OTLP endpoint (HTTP) that gets a span per request."""
 
 
 def main(argv: Sequence[str] | None = None, *, prog: str = "serve") -> int:
@@ -87,6 +93,8 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "serve") -> int:
     with user_errors(prog):
         config = server_config(flags)
         check_port(config.host, config.port)
+        if config.otlp_traces_endpoint is not None:
+            check_tracing()
         if cluster.address is None:
             check_capacity(placement_for(config.engine, config.device), [local_resources()])
             check_device(config.device)
@@ -121,6 +129,8 @@ def server_config(flags: ServeFlags) -> ServerConfig:
         data_parallel_size=flags.data_parallel_size,
         max_waiting=flags.max_waiting,
         watchdog_seconds=flags.watchdog_seconds,
+        log_format=flags.log_format,
+        otlp_traces_endpoint=flags.otlp_traces_endpoint,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from engine.config import EngineConfig
+from ray_app.logs import LogFormat
 from ray_app.placement import Device
 
 MAX_PORT = 65535
@@ -27,6 +28,9 @@ class ServerConfig:
     max_body_bytes: int = 16 << 20
     watchdog_seconds: float = 60.0
     """How long one step may take before the verifier counts as hung."""
+    log_format: LogFormat = "text"
+    otlp_traces_endpoint: str | None = None
+    """Where a span per request is sent to."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.port <= MAX_PORT:

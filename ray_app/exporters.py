@@ -16,9 +16,10 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from engine.counters import GATE_BUCKETS, EngineCounters
-from engine.records import Request, TokenEvent
+from engine.records import Request, RequestMetrics, TokenEvent
 from ray_app.generation import Events, TokenSource
 from ray_app.journal import JournalCounters
+from ray_app.tracing import NoTracer, Tracer
 
 PREFIX = "switchsteer:"
 ALIAS = "vllm:"
@@ -192,11 +193,13 @@ class TimedSource:
 
     inner: TokenSource
     exporter: Exporter
+    tracer: Tracer = field(default_factory=NoTracer)
 
     async def submit(self, request: Request) -> TimedEvents:
         """Hand the request on, and time it from here."""
         started = time.monotonic()
-        return TimedEvents(await self.inner.submit(request), self.exporter, started)
+        inner = await self.inner.submit(request)
+        return TimedEvents(inner, request, self.exporter, self.tracer, started)
 
 
 @dataclass(slots=True)
@@ -204,8 +207,11 @@ class TimedEvents:
     """Implements ``generation.Events``."""
 
     inner: Events
+    request: Request
     exporter: Exporter
+    tracer: Tracer
     started: float
+    _metrics: RequestMetrics | None = None
     _last: float | None = None
     _first: float = 0.0
     _num_tokens: int = 0
@@ -231,6 +237,7 @@ class TimedEvents:
         self._last = now
         self._num_tokens += len(event.token_ids)
         if event.metrics is not None:
+            self._metrics = event.metrics
             for part in ("queue", "prefill", "decode"):
                 name = "queued" if part == "queue" else part
                 seconds = getattr(event.metrics, f"{name}_seconds")
@@ -243,6 +250,13 @@ class TimedEvents:
             return
         self._is_open = False
         self.exporter.finish(reason)
+        self.tracer.finished(
+            self.request,
+            started=self.started,
+            num_tokens=self._num_tokens,
+            reason=reason,
+            metrics=self._metrics,
+        )
         if self._last is not None:
             self.exporter.observe("e2e_request_latency_seconds", self._last - self.started)
             if self._num_tokens > 1:

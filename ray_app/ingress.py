@@ -30,9 +30,11 @@ from ray_app.generation import TokenSource
 from ray_app.generation_defaults import generation_defaults
 from ray_app.http_errors import OverloadedError
 from ray_app.journal import Journal, JournalCounters
+from ray_app.logs import configure_logs
 from ray_app.replica import Interruption, Refusal, ReplicaReport
 from ray_app.request_options import ServedModel
 from ray_app.supervisor import DRAIN_SECONDS, Status
+from ray_app.tracing import tracer_for
 from ray_app.verifier_actor import RankPlace
 
 logger = logging.getLogger(__name__)
@@ -48,6 +50,7 @@ class Ingress:
 
     def __init__(self, replica: DeploymentHandle[Any], config: ServerConfig) -> None:
         self._config = config
+        configure_logs(config.log_format)
         # Tokens go straight from process to process (gRPC): half the time of the object store.
         self._replica = replica.options(_by_reference=False)
         self._journal = Journal(self._generate)
@@ -58,7 +61,8 @@ class Ingress:
         self._exporter = Exporter(
             config.served_model_name, lambda: (self._counters, self._journal.counters)
         )
-        self._source = TimedSource(self._journal, self._exporter)
+        tracer = tracer_for(config.otlp_traces_endpoint, config.served_model_name)
+        self._source = TimedSource(self._journal, self._exporter, tracer)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         return build_app(self, self._config)

@@ -1,0 +1,1 @@
+"""Files for clusters: Serve, KubeRay, an image."""
