@@ -42,12 +42,6 @@ DISTURBANCES = (
     "rank killed",
     "replica killed",
 )
-    "drafter killed",
-    "rank stopped",
-    "drafter stopped",
-    "rank killed",
-    "replica killed",
-)
 
 
 @pytest.fixture(scope="module")
