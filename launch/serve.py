@@ -32,7 +32,7 @@ from ray_app import server
 from ray_app.cluster import ClusterChoice, connect, disconnect, local_resources
 from ray_app.config import ServerConfig
 from ray_app.logs import LogFormat
-from ray_app.placement import Device, check_capacity, cluster_nodes, placement_for
+from ray_app.placement import Device, Placement, check_capacity, cluster_nodes, placement_for
 from ray_app.tracing import check_tracing
 
 logger = logging.getLogger(__name__)
@@ -96,7 +96,7 @@ def main(argv: Sequence[str] | None = None, *, prog: str = "serve") -> int:
         if config.otlp_traces_endpoint is not None:
             check_tracing()
         if cluster.address is None:
-            check_capacity(placement_for(config.engine, config.device), [local_resources()])
+            check_capacity(_placement(config), [local_resources()])
             check_device(config.device)
             check_model(config.engine)
     try:
@@ -132,6 +132,12 @@ def server_config(flags: ServeFlags) -> ServerConfig:
         log_format=flags.log_format,
         otlp_traces_endpoint=flags.otlp_traces_endpoint,
     )
+
+
+def _placement(config: ServerConfig) -> Placement:
+    """What all replicas need together."""
+    one = placement_for(config.engine, config.device)
+    return replace(one, num_bundles=one.num_bundles * config.data_parallel_size)
 
 
 def check_port(host: str, port: int) -> None:
@@ -176,7 +182,7 @@ def _connect_and_serve(config: ServerConfig, cluster: ClusterChoice, prog: str) 
     try:
         stop = _stop_event()  # After connect: Ray replaces handlers that were there before.
         with user_errors(prog):
-            check_capacity(placement_for(config.engine, config.device), cluster_nodes())
+            check_capacity(_placement(config), cluster_nodes())
             check_device(config.device)
         return _serve(config, cluster, stop, prog)
     finally:

@@ -2,40 +2,18 @@
 
 from __future__ import annotations
 
-import socket
-import threading
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-import uvicorn
 
-from engine.config import EngineConfig
 from engine.tokenizer import load_tokenizer
-from ray_app.app import build_app
-from ray_app.config import ServerConfig
 from tests.support.fake_backend import TEXT, FakeBackend
+from tests.support.http_server import serving
 from tests.support.tiny import LLAMA2, write_checkpoint
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 
 pytestmark = pytest.mark.slow
-
-
-@contextmanager
-def serving(backend: FakeBackend) -> Iterator[str]:
-    config = ServerConfig(engine=EngineConfig(model="tiny"), served_model_name="tiny")
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        server = uvicorn.Server(uvicorn.Config(build_app(backend, config), log_level="error"))
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-        thread.start()
-        while not server.started:
-            time.sleep(0.01)
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-        server.should_exit = True
-        thread.join()
 
 
 def test_an_answer_streams_in_with_its_sources(tmp_path: Path) -> None:
