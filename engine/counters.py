@@ -6,8 +6,9 @@ too are vLLM's.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from itertools import zip_longest
 
 from engine.metrics import DECODE_SOURCES
 from engine.records import StepRecord
@@ -30,6 +31,17 @@ class SourceCounters:
     accepted_per_pos: list[int] = field(default_factory=list)
     """How often the draft token at each position was accepted."""
 
+    def __add__(self, other: SourceCounters) -> SourceCounters:
+        """Of two engines together."""
+        columns = zip_longest(self.accepted_per_pos, other.accepted_per_pos, fillvalue=0)
+        return SourceCounters(
+            num_drafts=self.num_drafts + other.num_drafts,
+            num_draft_tokens=self.num_draft_tokens + other.num_draft_tokens,
+            num_accepted_tokens=self.num_accepted_tokens + other.num_accepted_tokens,
+            num_empty=self.num_empty + other.num_empty,
+            accepted_per_pos=[sum(counts) for counts in columns],
+        )
+
     def observe(self, record: StepRecord) -> None:
         """Take in one verified draft."""
         self.num_drafts += 1
@@ -49,6 +61,14 @@ class GateCounters:
     scored: list[int] = field(default_factory=lambda: [0] * GATE_BUCKETS)
     copied: list[int] = field(default_factory=lambda: [0] * GATE_BUCKETS)
     accepted: list[int] = field(default_factory=lambda: [0] * GATE_BUCKETS)
+
+    def __add__(self, other: GateCounters) -> GateCounters:
+        """Of two engines together."""
+        return GateCounters(
+            scored=[a + b for a, b in zip(self.scored, other.scored, strict=True)],
+            copied=[a + b for a, b in zip(self.copied, other.copied, strict=True)],
+            accepted=[a + b for a, b in zip(self.accepted, other.accepted, strict=True)],
+        )
 
     def observe(self, record: StepRecord) -> None:
         """Take in one decode step."""
@@ -120,6 +140,21 @@ class EngineCounters:
             tokens = sum(record.output for record in decoding) / len(decoding)
             self.saved_seconds += tokens * plain_seconds - drafting - verifying
 
+    def __add__(self, other: EngineCounters) -> EngineCounters:
+        """Of two engines together; a share becomes the mean of two."""
+        sums = {
+            item.name: getattr(self, item.name) + getattr(other, item.name)
+            for item in fields(self)
+            if item.name not in ("steps_by_reason", "sources", "link")
+        }
+        sums["kv_cache_usage_perc"] /= 2
+        return EngineCounters(
+            **sums,
+            steps_by_reason=_added(self.steps_by_reason, other.steps_by_reason),
+            sources={name: one + other.sources[name] for name, one in self.sources.items()},
+            link=_added(self.link, other.link),
+        )
+
     def snapshot(self) -> EngineCounters:
         """A copy that no longer changes."""
         return replace(
@@ -137,3 +172,7 @@ class EngineCounters:
             ),
             link=dict(self.link),
         )
+
+
+def _added(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
+    return {key: one.get(key, 0) + other.get(key, 0) for key in {**one, **other}}

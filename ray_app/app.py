@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
-import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, Protocol, TypeVar
@@ -34,6 +33,7 @@ from ray_app.openai_responses import (
     Text,
     Tokens,
 )
+from ray_app.request_ids import RequestIds
 from ray_app.request_options import ServedModel
 from ray_app.sse import whole_stream
 from ray_app.supervisor import Status
@@ -73,7 +73,7 @@ def build_app(backend: Backend, config: ServerConfig) -> FastAPI:
     """The application with its routes; all but health, version, metrics and page need the key."""
     app = FastAPI(title="switchsteer", docs_url=None, redoc_url=None)
     app.add_middleware(BodyLimit, max_bytes=config.max_body_bytes)
-    _install_request_ids(app)
+    app.add_middleware(RequestIds)
     guarded = [] if config.api_key is None else [Depends(_key_check(config.api_key))]
     _install_open_routes(app, backend)
     _install_model_routes(app, backend, guarded)
@@ -195,22 +195,3 @@ def _key_check(api_key: str) -> Any:
             raise HTTPException(401, "a valid key is needed: Authorization: Bearer KEY")
 
     return check
-
-
-def _install_request_ids(app: FastAPI) -> None:
-    @app.middleware("http")
-    async def with_request_id(
-        request: Request, call_next: Callable[[Request], Awaitable[Response]]
-    ) -> Response:
-        """The client's own id comes back; without one it gets one."""
-        request_id = request.headers.get("X-Request-Id") or uuid.uuid4().hex
-        response = await call_next(request)
-        response.headers["X-Request-Id"] = request_id
-        logger.info(
-            "%s %s %d",
-            request.method,
-            request.url.path,
-            response.status_code,
-            extra={"request_id": request_id},
-        )
-        return response

@@ -121,7 +121,7 @@ async def complete_chat(chat: Chat) -> ChatCompletion:
         created=chat.created,
         model=chat.model.name,
         choices=choices,
-        usage=total_usage(chat.generations),
+        usage=total_usage(chat.generations, chat.body.n),
         metrics=_metrics(chat),
     )
 
@@ -156,7 +156,7 @@ async def stream_chat(chat: Chat) -> AsyncGenerator[str]:
                 yield _event(chat, choice)
     if chat.body.shows_usage:
         last = _chunk(chat, [])
-        last.usage, last.metrics = total_usage(chat.generations), _metrics(chat)
+        last.usage, last.metrics = total_usage(chat.generations, chat.body.n), _metrics(chat)
         yield data(last)
     yield END_OF_STREAM
 
@@ -205,7 +205,7 @@ def _chunk(chat: Chat, choices: list[ChatChunkChoice]) -> ChatCompletionChunk:
         created=chat.created,
         model=chat.model.name,
         choices=choices,
-        usage=total_usage(chat.generations) if chat.body.always_shows_usage else None,
+        usage=total_usage(chat.generations, chat.body.n) if chat.body.always_shows_usage else None,
     )
 
 

@@ -95,7 +95,7 @@ async def complete(completions: Completions) -> Completion:
             collected[generation.index].logprobs += piece.logprobs
     choices = [_choice(completions, g, collected[g.index]) for g in completions.generations]
     reply = _reply(completions, choices)
-    reply.usage = total_usage(completions.generations)
+    reply.usage = total_usage(completions.generations, completions.body.n)
     reply.metrics = completions.generations[0].speculation_metrics()
     return reply
 
@@ -150,7 +150,7 @@ async def stream_completions(completions: Completions) -> AsyncGenerator[str]:
             yield data(_reply(completions, [choice]))
     if body.shows_usage:
         last = _reply(completions, [])
-        last.usage = total_usage(completions.generations)
+        last.usage = total_usage(completions.generations, body.n)
         last.metrics = completions.generations[0].speculation_metrics()
         yield data(last)
     yield END_OF_STREAM
@@ -163,7 +163,7 @@ def _reply(completions: Completions, choices: list[CompletionChoice]) -> Complet
         created=completions.created,
         model=completions.model.name,
         choices=choices,
-        usage=total_usage(completions.generations) if body.always_shows_usage else None,
+        usage=total_usage(completions.generations, body.n) if body.always_shows_usage else None,
     )
 
 

@@ -107,10 +107,10 @@ def _ratio(numerator: int, denominator: int) -> float:
     return numerator / denominator if denominator else 0.0
 
 
-def total_usage(generations: Sequence[Generation]) -> Usage:
+def total_usage(generations: Sequence[Generation], num_choices: int) -> Usage:
     """Tokens so far; a prompt with several choices counts once, as in OpenAI's API."""
-    prompts = {generation.request.prompt_ids for generation in generations}
-    prompt_tokens = sum(map(len, prompts))
+    prompts = generations[::num_choices]
+    prompt_tokens = sum(len(generation.request.prompt_ids) for generation in prompts)
     completion_tokens = sum(generation.num_tokens for generation in generations)
     cached = max((g.metrics.cached_tokens for g in generations if g.metrics is not None), default=0)
     return Usage(

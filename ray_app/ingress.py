@@ -41,6 +41,10 @@ logger = logging.getLogger(__name__)
 
 REPORT_SECONDS = 1.0
 """How old counters may be when they are shown."""
+ASKED_PER_REPLICA = 3
+"""Times that reports are asked for per replica; whom a handle asks is left to chance."""
+FORGOTTEN_SECONDS = 60.0
+"""After so long a replica that was not reached counts as gone."""
 STATUS_SECONDS = 5.0
 """How long a replica may take to say how it is."""
 
@@ -55,6 +59,7 @@ class Ingress:
         self._replica = replica.options(_by_reference=False)
         self._journal = Journal(self._generate)
         self._counters = EngineCounters()
+        self._reports: dict[int, tuple[float, EngineCounters]] = {}
         self._reported = 0.0
         self._is_stopping = False
         self._model = self._load_model()
@@ -101,27 +106,48 @@ class Ingress:
         return self._source
 
     async def status(self) -> Status:
-        """How some replica is; red when none says so in time."""
+        """How the best replica is; red when none answers in time."""
         if self._is_stopping:
             return Status(state="stopped", detail="the server is stopping")
         try:
             async with asyncio.timeout(STATUS_SECONDS):
-                found: Status = await self._replica.status.remote()
+                for _ in range(self._num_asked):
+                    found: Status = await self._replica.status.remote()
+                    if found.state == "ready":
+                        break
         except (TimeoutError, RayError, RayServeException) as error:
             detail = f"no replica answers: {type(error).__name__}"
             return Status(state="rebuilding", detail=detail)
         return found
+
+    @property
+    def _num_asked(self) -> int:
+        """Times that replicas are asked until each has probably answered."""
+        size = self._config.data_parallel_size
+        return 1 if size == 1 else ASKED_PER_REPLICA * size
 
     async def metrics_text(self) -> str:
         """The page that Prometheus scrapes."""
         if time.monotonic() - self._reported > REPORT_SECONDS:
             try:
                 async with asyncio.timeout(STATUS_SECONDS):
-                    self._counters = (await self.report()).counters
+                    await self._collect_reports()
                 self._reported = time.monotonic()
             except (TimeoutError, RayError, RayServeException):
                 logger.warning("no replica reports its counters")
         return self._exporter.text()
+
+    async def _collect_reports(self) -> None:
+        """The newest of every replica."""
+        now = time.monotonic()
+        for _ in range(self._num_asked):
+            report = await self.report()
+            self._reports[report.pid] = (now, report.counters)
+        fresh = {p: r for p, r in self._reports.items() if now - r[0] < FORGOTTEN_SECONDS}
+        newest = sorted(fresh.items(), key=lambda item: -item[1][0])
+        self._reports = dict(newest[: self._config.data_parallel_size])
+        first, *others = (counters for _, counters in self._reports.values())
+        self._counters = sum(others, first)
 
     async def _generate(
         self, request: Request, attempt: int

@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -123,3 +124,41 @@ def test_a_stream_survives(
     while living_processes(place.pid for place in places):
         assert time.monotonic() < deadline
         time.sleep(0.1)
+
+
+def test_a_killed_replicas_stream_goes_on_at_the_other(
+    cluster: None,  # noqa: ARG001
+    engine_config: EngineConfig,
+) -> None:
+    """Two replicas of one rank each; both count for the metrics."""
+    port = free_port()
+    config = ServerConfig(
+        engine=replace(engine_config, tensor_parallel_size=1),
+        port=port,
+        served_model_name="tiny",
+        data_parallel_size=2,
+    )
+    handle = server.deploy(config)
+    url = f"http://127.0.0.1:{port}"
+    try:
+        assert server.wait_started(handle, threading.Event()).state == "ready"
+        wait_until_green(url)
+        whole = "".join(pieces(url))
+        stream = pieces(url)
+        text = next(stream) + next(stream)
+        os.kill(busy_replica(handle), signal.SIGKILL)
+        text += "".join(stream)
+        assert text == whole
+        assert handle.journal.remote().result().migrations >= 1
+    finally:
+        server.undeploy()
+
+
+def busy_replica(handle: server.Handle) -> int:
+    """The process of the replica that works on a request."""
+    for _ in range(200):
+        report = handle.report.remote().result()
+        if report.num_requests:
+            pid: int = report.pid
+            return pid
+    raise AssertionError("no replica works")
