@@ -2,34 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import replace
-from typing import Any
 
-import httpx
 import pytest
 
 from engine.config import EngineConfig
 from ray_app import server
 from ray_app.config import ServerConfig
 from tests.support.free_port import free_port
+from tests.support.http_client import health, pieces, wait_until_green
 from tests.support.leftovers import living_processes, placement_groups
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
-BODY: dict[str, Any] = {
-    "messages": [{"role": "user", "content": "hello"}],
-    "max_tokens": 1200,
-    "ignore_eos": True,
-    "temperature": 0.8,
-    "seed": 5,
-    "stream": True,
-}
 WATCHDOG_SECONDS = 4.0
 
 
@@ -53,29 +42,6 @@ def served(cluster: None, engine_config: EngineConfig) -> Iterator[tuple[server.
 def truth(served: tuple[server.Handle, str]) -> str:
     """Nobody is disturbed."""
     return "".join(pieces(served[1]))
-
-
-def pieces(url: str) -> Iterator[str]:
-    """The text of a stream; an error in it fails the test."""
-    with httpx.stream("POST", f"{url}/v1/chat/completions", json=BODY, timeout=90.0) as response:
-        for line in response.iter_lines():
-            if not line.startswith("data: ") or line == "data: [DONE]":
-                continue
-            event = json.loads(line.removeprefix("data: "))
-            assert "error" not in event, event
-            for choice in event["choices"]:
-                yield choice["delta"].get("content", "")
-
-
-def health(url: str) -> int:
-    return httpx.get(f"{url}/health", timeout=30.0).status_code
-
-
-def wait_until_green(url: str, seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while health(url) != 200:
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
 
 
 def victim(handle: server.Handle, who: str) -> int:
@@ -124,41 +90,3 @@ def test_a_stream_survives(
     while living_processes(place.pid for place in places):
         assert time.monotonic() < deadline
         time.sleep(0.1)
-
-
-def test_a_killed_replicas_stream_goes_on_at_the_other(
-    cluster: None,  # noqa: ARG001
-    engine_config: EngineConfig,
-) -> None:
-    """Two replicas of one rank each; both count for the metrics."""
-    port = free_port()
-    config = ServerConfig(
-        engine=replace(engine_config, tensor_parallel_size=1),
-        port=port,
-        served_model_name="tiny",
-        data_parallel_size=2,
-    )
-    handle = server.deploy(config)
-    url = f"http://127.0.0.1:{port}"
-    try:
-        assert server.wait_started(handle, threading.Event()).state == "ready"
-        wait_until_green(url)
-        whole = "".join(pieces(url))
-        stream = pieces(url)
-        text = next(stream) + next(stream)
-        os.kill(busy_replica(handle), signal.SIGKILL)
-        text += "".join(stream)
-        assert text == whole
-        assert handle.journal.remote().result().migrations >= 1
-    finally:
-        server.undeploy()
-
-
-def busy_replica(handle: server.Handle) -> int:
-    """The process of the replica that works on a request."""
-    for _ in range(200):
-        report = handle.report.remote().result()
-        if report.num_requests:
-            pid: int = report.pid
-            return pid
-    raise AssertionError("no replica works")

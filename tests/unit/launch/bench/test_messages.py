@@ -37,8 +37,8 @@ def test_every_message_is_measured() -> None:
     assert sizes["probe scores"] == 3 * 4
     assert sizes["partial features"] == 3 * 8 * 2
     assert sizes["VERDICT"] % 8 == 0
-    # A question has 11 words, 3 tokens and 3 rows of features; its reply 5, a count and 2 tokens.
-    assert sizes["DRAFT"] == 8 * (11 + 3) + 3 * 8 * 2 + 8 * (5 + 1 + 1 + 2)
+    # A question has 17 words, 3 tokens and 3 rows of features; its reply 5, counts and 2 tokens.
+    assert sizes["DRAFT"] == 8 * (17 + 3) + 3 * 8 * 2 + 8 * (5 + 1 + 1 + 2 + 1)
 
 
 @pytest.mark.parametrize(
