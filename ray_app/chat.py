@@ -11,7 +11,7 @@ from typing import Any
 
 from engine.records import TokenLogprobs
 from engine.tokenizer import Tokenizer
-from ray_app.generation import Generation, TokenSource, merged, total_usage
+from ray_app.generation import Generation, TokenSource, merged, submit_all, total_usage
 from ray_app.openai_messages import ChatMessage
 from ray_app.openai_requests import ChatCompletionRequest
 from ray_app.openai_responses import (
@@ -61,26 +61,22 @@ async def begin_chat(body: ChatCompletionRequest, model: ServedModel, source: To
     prompt = chat_prompt(body.messages, model.tokenizer, body)
     grammar = grammar_of(body.response_format) if tools is None else tools.grammar(body)
     params = sampling_params(body, model, logprobs=body.num_logprobs, grammar=grammar)
-    chat = Chat(
-        id=f"chatcmpl-{uuid.uuid4().hex}",
-        created=int(time.time()),
-        body=body,
-        model=model,
-        generations=[],
-    )
-    for index in range(body.n):
-        request = engine_request(
-            f"{chat.id}-{index}",
+    chat_id = f"chatcmpl-{uuid.uuid4().hex}"
+    requests = [
+        engine_request(
+            f"{chat_id}-{index}",
             prompt,
             body,
             with_choice(params, index),
             model,
             max_tokens=body.token_limit,
         )
-        text = TextStream(model.tokenizer, text_options(body))
-        events = await source.submit(request)
-        chat.generations.append(Generation(index=index, request=request, events=events, text=text))
-    return chat
+        for index in range(body.n)
+    ]
+    options = text_options(body)
+    generations = await submit_all(requests, source, lambda: TextStream(model.tokenizer, options))
+    created = int(time.time())
+    return Chat(id=chat_id, created=created, body=body, model=model, generations=generations)
 
 
 def chat_prompt(

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from engine.records import TokenLogprobs
 from engine.tokenizer import Tokenizer
-from ray_app.generation import Generation, TokenSource, merged, total_usage
+from ray_app.generation import Generation, TokenSource, merged, submit_all, total_usage
 from ray_app.openai_requests import CompletionRequest
 from ray_app.openai_responses import (
     Completion,
@@ -41,7 +41,7 @@ class Completions:
     created: int
     body: CompletionRequest
     model: ServedModel
-    generations: list[Generation] = field(default_factory=list)
+    generations: list[Generation]
 
 
 async def begin_completions(
@@ -63,23 +63,29 @@ async def begin_completions(
         prompt_logprobs=body.logprobs if body.echo else None,
         grammar=grammar_of(body.response_format),
     )
-    found = Completions(
-        id=f"cmpl-{uuid.uuid4().hex}", created=int(time.time()), body=body, model=model
-    )
+    completion_id = f"cmpl-{uuid.uuid4().hex}"
     choices = ((prompt, choice) for prompt in prompts for choice in range(body.n))
-    for index, (prompt, choice) in enumerate(choices):
-        request = engine_request(
-            f"{found.id}-{index}",
+    requests = [
+        engine_request(
+            f"{completion_id}-{index}",
             prompt,
             body,
             with_choice(params, choice),
             model,
             max_tokens=body.token_limit,
         )
-        text = TextStream(model.tokenizer, text_options(body))
-        events = await source.submit(request)
-        found.generations.append(Generation(index=index, request=request, events=events, text=text))
-    return found
+        for index, (prompt, choice) in enumerate(choices)
+    ]
+    options = text_options(body)
+    return Completions(
+        id=completion_id,
+        created=int(time.time()),
+        body=body,
+        model=model,
+        generations=await submit_all(
+            requests, source, lambda: TextStream(model.tokenizer, options)
+        ),
+    )
 
 
 def _token_ids(prompt: str | list[int], tokenizer: Tokenizer) -> list[int]:

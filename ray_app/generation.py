@@ -7,7 +7,7 @@ side by side.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -81,6 +81,27 @@ class Generation:
         if self.metrics is not None:
             found |= _vllm_metrics(self.metrics)
         return {"speculative_decoding": found | {"accepted_draft_tokens_by_source": accepted}}
+
+
+async def submit_all(
+    requests: Sequence[Request], source: TokenSource, new_text: Callable[[], TextStream]
+) -> list[Generation]:
+    """Hand every request of one body to the engine; if one is refused, none goes on.
+
+    Raises:
+        ValueError: the engine refuses a request; one sentence.
+        EngineUnavailableError: the engine does not run.
+    """
+    found: list[Generation] = []
+    try:
+        for index, request in enumerate(requests):
+            events = await source.submit(request)
+            found.append(Generation(index=index, request=request, events=events, text=new_text()))
+    except BaseException:
+        for generation in found:
+            await generation.events.aclose()
+        raise
+    return found
 
 
 def _vllm_metrics(metrics: RequestMetrics) -> dict[str, Any]:
