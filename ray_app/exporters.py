@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import zip_longest
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -19,7 +19,7 @@ from engine.counters import GATE_BUCKETS, EngineCounters
 from engine.records import Request, RequestMetrics, TokenEvent
 from ray_app.generation import Events, TokenSource
 from ray_app.journal import JournalCounters
-from ray_app.tracing import NoTracer, Tracer
+from ray_app.tracing import SpanTracer
 
 PREFIX = "switchsteer:"
 ALIAS = "vllm:"
@@ -193,7 +193,7 @@ class TimedSource:
 
     inner: TokenSource
     exporter: Exporter
-    tracer: Tracer = field(default_factory=NoTracer)
+    tracer: SpanTracer | None = None
 
     async def submit(self, request: Request) -> TimedEvents:
         """Hand the request on, and time it from here."""
@@ -209,13 +209,13 @@ class TimedEvents:
     inner: Events
     request: Request
     exporter: Exporter
-    tracer: Tracer
+    tracer: SpanTracer | None
     started: float
     _metrics: RequestMetrics | None = None
     _last: float | None = None
     _first: float = 0.0
     _num_tokens: int = 0
-    _is_open: bool = field(default=True)
+    _is_open: bool = True
 
     async def __aiter__(self) -> AsyncGenerator[TokenEvent]:
         """The events, observed as they pass."""
@@ -250,18 +250,23 @@ class TimedEvents:
             return
         self._is_open = False
         self.exporter.finish(reason)
-        self.tracer.finished(
-            self.request,
-            started=self.started,
-            num_tokens=self._num_tokens,
-            reason=reason,
-            metrics=self._metrics,
-        )
+        if self.tracer is not None:
+            self.tracer.finished(
+                self.request,
+                started=self.started,
+                num_tokens=self._num_tokens,
+                reason=reason,
+                metrics=self._metrics,
+            )
         if self._last is not None:
             self.exporter.observe("e2e_request_latency_seconds", self._last - self.started)
             if self._num_tokens > 1:
                 each = (self._last - self._first) / (self._num_tokens - 1)
                 self.exporter.observe("request_time_per_output_token_seconds", each)
+
+    def complete(self) -> None:
+        """A stop string has ended the answer."""
+        self._finish("stop")
 
     async def aclose(self) -> None:
         """Nobody reads any more."""

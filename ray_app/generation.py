@@ -24,6 +24,10 @@ class Events(Protocol):
         """The events in order."""
         ...
 
+    def complete(self) -> None:
+        """The answer is complete, whatever else the engine would send: closing is no abort."""
+        ...
+
     async def aclose(self) -> None:
         """Nobody reads any more."""
         ...
@@ -71,6 +75,8 @@ class Generation:
             self._accepted[source] = self._accepted.get(source, 0) + 1
         if piece.is_last:
             self.stop_reason = piece.stop_reason
+            if self.text.finished_by_string:
+                self.events.complete()
             stopped = self.text.finished_by_string or event.finish_reason == "stop"
             self.finish_reason = "stop" if stopped else "length"
 

@@ -85,6 +85,9 @@ class JournaledEvents:
             await self.aclose()
         return event
 
+    def complete(self) -> None:
+        """Nothing to note: closing cancels in any case."""
+
     async def aclose(self) -> None:
         """Cancel the request unless it has ended."""
         if self._is_open:

@@ -6,42 +6,11 @@ Attribute names are vLLM's, which follow OpenTelemetry's conventions for generat
 from __future__ import annotations
 
 import time
-from typing import Any, Protocol
+from typing import Any
 
 from engine.records import Request, RequestMetrics
 
 SPAN = "llm_request"
-
-
-class Tracer(Protocol):
-    """What requests are reported to."""
-
-    def finished(
-        self,
-        request: Request,
-        *,
-        started: float,
-        num_tokens: int,
-        reason: str,
-        metrics: RequestMetrics | None,
-    ) -> None:
-        """A request that began at ``started`` (monotonic) has ended now."""
-        ...
-
-
-class NoTracer:
-    """Reports nothing."""
-
-    def finished(
-        self,
-        request: Request,
-        *,
-        started: float,
-        num_tokens: int,
-        reason: str,
-        metrics: RequestMetrics | None,
-    ) -> None:
-        """Nothing."""
 
 
 class SpanTracer:
@@ -96,14 +65,14 @@ class SpanTracer:
         self._provider.force_flush()
 
 
-def tracer_for(endpoint: str | None, model_name: str) -> Tracer:
-    """A tracer for an OTLP endpoint (HTTP), or one that reports nothing.
+def tracer_for(endpoint: str | None, model_name: str) -> SpanTracer | None:
+    """A tracer for an OTLP endpoint (HTTP), where one was named.
 
     Raises:
         ValueError: the exporter's package is not installed.
     """
     if endpoint is None:
-        return NoTracer()
+        return None
     check_tracing()
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import (  # noqa: PLC0415
         OTLPSpanExporter,

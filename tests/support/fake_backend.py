@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
 import httpx
@@ -24,6 +24,22 @@ MAX_BODY = 4_000
 TOOL = {"type": "function", "function": {"name": "add"}}
 BODY = {"messages": [{"role": "user", "content": "hello"}]}
 TEXT = "grüße 🙂!"
+
+
+class FakeEvents:
+    """A generator as ``generation.Events``."""
+
+    def __init__(self, events: AsyncGenerator[TokenEvent]) -> None:
+        self._events = events
+
+    def __aiter__(self) -> AsyncIterator[TokenEvent]:
+        return self._events
+
+    def complete(self) -> None:
+        """Nobody asks."""
+
+    async def aclose(self) -> None:
+        await self._events.aclose()
 
 
 class FakeBackend:
@@ -60,11 +76,11 @@ class FakeBackend:
     async def metrics_text(self) -> str:
         return "switchsteer:steps_total 1\n"
 
-    async def submit(self, request: Request) -> AsyncGenerator[TokenEvent]:
+    async def submit(self, request: Request) -> FakeEvents:
         if len(request.prompt_ids) > 60:
             raise ValueError(f"the prompt has {len(request.prompt_ids)} tokens")
         self.requests.append(request)
-        return self._events(request)
+        return FakeEvents(self._events(request))
 
     async def _events(self, request: Request) -> AsyncGenerator[TokenEvent]:
         ids = [*self._tokenizer.encode(TEXT), EOS_ID][: request.max_tokens]

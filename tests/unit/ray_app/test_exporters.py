@@ -12,6 +12,7 @@ from engine.counters import EngineCounters
 from engine.records import Request, RequestMetrics, StepRecord, TokenEvent
 from ray_app.exporters import ALIAS, PREFIX, Exporter, TimedSource
 from ray_app.journal import JournalCounters
+from tests.support.fake_backend import FakeEvents
 
 
 def record(source: str, *, drafted: int, accepted: int, score: float | None = None) -> StepRecord:
@@ -110,9 +111,9 @@ class OneAnswer:
     def __init__(self, *, fails: bool = False) -> None:
         self._fails = fails
 
-    async def submit(self, request: Request) -> AsyncGenerator[TokenEvent]:
+    async def submit(self, request: Request) -> FakeEvents:
         del request
-        return self._events()
+        return FakeEvents(self._events())
 
     async def _events(self) -> AsyncGenerator[TokenEvent]:
         yield TokenEvent(request_id="r", token_ids=(1,), sources=("verifier",))
@@ -144,13 +145,17 @@ async def take(events: AsyncIterator[TokenEvent], count: int) -> None:
         await anext(events)
 
 
-def outcome(exporter: Exporter, source: OneAnswer, count: int) -> dict[str, float]:
+def outcome(
+    exporter: Exporter, source: OneAnswer, count: int, *, completes: bool = False
+) -> dict[str, float]:
     """Requests by reason, after reading so many events and leaving."""
 
     async def run() -> None:
         events = await TimedSource(source, exporter).submit(REQUEST)
         try:
             await take(aiter(events), count)
+            if completes:
+                events.complete()
         except RuntimeError:
             return
         finally:
@@ -177,3 +182,7 @@ def test_every_request_ends_once_with_its_reason(
     assert found[PREFIX + "request_queue_time_seconds_sum", model] == (
         0.5 if reason == "stop" else 0
     )
+
+
+def test_an_answer_that_a_stop_string_ended_is_no_abort(exporter: Exporter) -> None:
+    assert outcome(exporter, OneAnswer(), 1, completes=True) == {"stop": 1.0}

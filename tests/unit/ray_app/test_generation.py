@@ -21,6 +21,7 @@ class Events:
     token_ids: list[int]
     fails: bool = False
     is_closed: bool = False
+    is_complete: bool = False
 
     async def __aiter__(self) -> AsyncGenerator[TokenEvent]:
         for index, token in enumerate(self.token_ids):
@@ -34,6 +35,9 @@ class Events:
                 sources=("verifier",),
                 finish_reason="length" if last else None,
             )
+
+    def complete(self) -> None:
+        self.is_complete = True
 
     async def aclose(self) -> None:
         self.is_closed = True
@@ -96,3 +100,15 @@ def test_the_first_failure_cancels_the_others(tokenizer: Tokenizer) -> None:
     with pytest.raises(RuntimeError, match="broken"):
         read(generations)
     assert all(events.is_closed for events in source.submitted)
+
+
+def test_a_stop_string_completes_an_answer_and_is_no_abort(tokenizer: Tokenizer) -> None:
+    """Else the metrics call every answer with a stop string aborted."""
+    source = Source(tokenizer.encode("abcd"))
+    options = TextOptions(stop=("bc",))
+    generations = asyncio.run(
+        submit_all([request(1)], source, lambda: TextStream(tokenizer, options))
+    )
+    assert read(generations) == {0: "a"}
+    assert source.submitted[0].is_complete
+    assert source.submitted[0].is_closed
