@@ -57,7 +57,7 @@ class Backend(Protocol):
 
     @property
     def source(self) -> TokenSource:
-        """Where tokens come from. Raises EngineUnavailableError or OverloadedError."""
+        """Where tokens come from. Raises EngineUnavailableError when the server stops."""
         ...
 
     async def status(self) -> Status:

@@ -28,7 +28,6 @@ from ray_app.engine_client import EngineUnavailableError, ServerStoppingError
 from ray_app.exporters import Exporter, TimedSource
 from ray_app.generation import TokenSource
 from ray_app.generation_defaults import generation_defaults
-from ray_app.http_errors import OverloadedError
 from ray_app.journal import Journal, JournalCounters
 from ray_app.logs import configure_logs
 from ray_app.replica import Interruption, Refusal, ReplicaReport
@@ -57,7 +56,7 @@ class Ingress:
         configure_logs(config.log_format)
         # Tokens go straight from process to process (gRPC): half the time of the object store.
         self._replica = replica.options(_by_reference=False)
-        self._journal = Journal(self._generate)
+        self._journal = Journal(self._generate, max_requests=config.max_requests)
         self._counters = EngineCounters()
         self._reports: dict[int, tuple[float, EngineCounters]] = {}
         self._reported = 0.0
@@ -95,14 +94,9 @@ class Ingress:
 
         Raises:
             ServerStoppingError: the server takes no requests any more.
-            OverloadedError: as many requests wait as may.
         """
         if self._is_stopping:
             raise ServerStoppingError("the server is stopping")
-        if self._journal.counters.running >= self._config.max_requests:
-            raise OverloadedError(
-                f"{self._journal.counters.running} requests run or wait, and no more may"
-            )
         return self._source
 
     async def status(self) -> Status:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from engine.records import Request, TokenEvent
 from ray_app.engine_client import EngineUnavailableError
+from ray_app.http_errors import OverloadedError
 
 logger = logging.getLogger(__name__)
 
@@ -136,12 +137,17 @@ class JournaledEvents:
 class Journal:
     """Implements ``generation.TokenSource``: every request with its journal entry."""
 
-    def __init__(self, generate: Generate) -> None:
-        self._generate = generate
+    def __init__(self, generate: Generate, *, max_requests: int) -> None:
+        self._generate, self._max_requests = generate, max_requests
         self.counters = JournalCounters()
 
     async def submit(self, request: Request) -> JournaledEvents:
-        """Hand a request to some replica. Raises as ``JournaledEvents.start``."""
+        """Hand a request to some replica.
+
+        Raises as ``JournaledEvents.start``, and OverloadedError when as many wait as may.
+        """
+        if self.counters.running >= self._max_requests:
+            raise OverloadedError(f"{self.counters.running} requests run or wait, and no more may")
         events = JournaledEvents(request, self._generate, self.counters)
         await events.start()
         return events

@@ -9,6 +9,7 @@ import pytest
 
 from engine.records import Request, TokenEvent, TokenSource
 from ray_app.engine_client import EngineUnavailableError, ServerStoppingError
+from ray_app.http_errors import OverloadedError
 from ray_app.journal import MAX_MIGRATIONS, Journal
 
 ANSWER = tuple(range(100, 112))
@@ -58,7 +59,7 @@ async def read(journal: Journal) -> tuple[int, ...]:
 @pytest.mark.parametrize("lives", [(None,), (3, None), (1, None), (0, None), (2, 3, 2, None)])
 def test_the_answer_is_whole_over_as_many_replicas_as_it_takes(lives: tuple[int | None]) -> None:
     replicas = Replicas(*lives)
-    journal = Journal(replicas.generate)
+    journal = Journal(replicas.generate, max_requests=9)
     assert asyncio.run(read(journal)) == ANSWER
     assert journal.counters.migrations == len(lives) - 1
     assert journal.counters.running == 0
@@ -69,7 +70,7 @@ def test_the_answer_is_whole_over_as_many_replicas_as_it_takes(lives: tuple[int 
 
 
 def test_it_gives_up_after_so_many_migrations() -> None:
-    journal = Journal(Replicas(*[2] * (MAX_MIGRATIONS + 1)).generate)
+    journal = Journal(Replicas(*[2] * (MAX_MIGRATIONS + 1)).generate, max_requests=9)
     with pytest.raises(EngineUnavailableError, match="gone"):
         asyncio.run(read(journal))
     assert journal.counters.migrations == MAX_MIGRATIONS
@@ -88,7 +89,7 @@ def test_refusals_are_not_handed_in_again(error: Exception) -> None:
             raise error
         yield ()
 
-    journal = Journal(refuse)
+    journal = Journal(refuse, max_requests=9)
     with pytest.raises(type(error)):
         asyncio.run(read(journal))
     assert calls == 1
@@ -97,7 +98,7 @@ def test_refusals_are_not_handed_in_again(error: Exception) -> None:
 
 def test_a_reader_who_leaves_cancels() -> None:
     replicas = Replicas(None)
-    journal = Journal(replicas.generate)
+    journal = Journal(replicas.generate, max_requests=9)
 
     async def leave() -> None:
         events = await journal.submit(REQUEST)
@@ -107,3 +108,17 @@ def test_a_reader_who_leaves_cancels() -> None:
     asyncio.run(leave())
     assert replicas.closed == 1
     assert journal.counters.running == 0
+
+
+def test_more_than_may_run_are_turned_away() -> None:
+    """Every choice of a body counts."""
+
+    async def run() -> None:
+        journal = Journal(Replicas(None, None, None).generate, max_requests=2)
+        first, _ = await journal.submit(REQUEST), await journal.submit(REQUEST)
+        with pytest.raises(OverloadedError, match="2 requests run or wait, and no more may"):
+            await journal.submit(REQUEST)
+        await first.aclose()
+        await journal.submit(REQUEST)
+
+    asyncio.run(run())
