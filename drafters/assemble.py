@@ -22,6 +22,7 @@ from engine.attention.rowwise import RowwiseAttention
 from engine.channels import BroadcastControl, LocalControl
 from engine.config import DrafterKey, EngineConfig, SpeculationConfig
 from engine.control import ControlChannel, message_length
+from engine.copy_source import CopySource
 from engine.drafting import Drafters, LoadedDrafter, OneByOne
 from engine.engine import SpeculativeEngine
 from engine.exactness import RowPadding, find_row_padding
@@ -32,7 +33,7 @@ from engine.kernels import install_kernels
 from engine.kv_cache import KVCache, KVShape
 from engine.models.decoder import Attention, Decoder
 from engine.probe import Probe, load_probe
-from engine.records import CopyIndexShape, CopySource
+from engine.records import CopyIndexShape
 from engine.runner import ModelRunner, Readouts
 from engine.scheduler import Scheduler
 from engine.step_context import AttentionBackend

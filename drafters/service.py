@@ -10,9 +10,10 @@ import logging
 from dataclasses import dataclass, field
 
 from drafters.messages import Forget, Question, Reply, decode, encode
+from engine.copy_source import NO_COPIES
 from engine.features import FeatureHistory
 from engine.interfaces import NeuralDrafter
-from engine.records import NO_COPIES, SequenceView
+from engine.records import SequenceView
 from parallel.link import Link, LinkClosedError
 
 logger = logging.getLogger(__name__)

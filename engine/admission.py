@@ -10,10 +10,11 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from engine.copy_source import CopySource
 from engine.drafting import Drafters, Drafting
 from engine.grammar import GrammarFactory
 from engine.kv_cache import KVCopy
-from engine.records import CopyIndexShape, CopySource, Request
+from engine.records import CopyIndexShape, Request
 from engine.request_stats import RequestStats
 from engine.sequence import Sequence
 from engine.slots import PrefixCounters, SlotPool

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 from engine.config import SpeculationConfig
+from engine.copy_source import CopySource
 from engine.sampling import GREEDY, SamplingParams
 
 if TYPE_CHECKING:
@@ -210,55 +211,6 @@ class GenerationResult:
     decode_seconds: float
     prefill_cpu_seconds: float = 0.0
     decode_cpu_seconds: float = 0.0
-
-
-class CopySource(Protocol):
-    """Finds what followed earlier occurrences of the newest tokens (the copy index)."""
-
-    def append(self, token_ids: Sequence[int]) -> None:
-        """Index newly committed tokens, the pending token included."""
-        ...
-
-    def continuations(
-        self, *, match_length: int, max_candidates: int, max_tokens: int
-    ) -> tuple[tuple[int, ...], ...]:
-        """Distinct continuations of the last ``match_length`` tokens, newest occurrence first."""
-        ...
-
-    def earliest(self, *, match_length: int, max_tokens: int) -> tuple[int, ...]:
-        """Continuation of the earliest occurrence that any token follows."""
-        ...
-
-    def earliest_complete(self, *, match_length: int) -> tuple[int, ...]:
-        """Earliest continuation of the full length the index was made for."""
-        ...
-
-
-class _NoCopies:
-    """A copy source for drafters that never ask it."""
-
-    def append(self, token_ids: Sequence[int]) -> None:
-        """Nothing is kept."""
-
-    def continuations(
-        self, *, match_length: int, max_candidates: int, max_tokens: int
-    ) -> tuple[tuple[int, ...], ...]:
-        """Nothing was found."""
-        del match_length, max_candidates, max_tokens
-        return ()
-
-    def earliest(self, *, match_length: int, max_tokens: int) -> tuple[int, ...]:
-        """Nothing was found."""
-        del match_length, max_tokens
-        return ()
-
-    def earliest_complete(self, *, match_length: int) -> tuple[int, ...]:
-        """Nothing was found."""
-        del match_length
-        return ()
-
-
-NO_COPIES: CopySource = _NoCopies()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

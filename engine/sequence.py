@@ -6,17 +6,10 @@ from dataclasses import dataclass, field
 
 from engine.block import SequenceRows
 from engine.candidates import TokenTree, chain
+from engine.copy_source import CopySource
 from engine.drafting import Drafting
 from engine.features import FeatureHistory
-from engine.records import (
-    CopySource,
-    Draft,
-    DraftSampling,
-    FinishReason,
-    Request,
-    SequenceView,
-    TokenLogprobs,
-)
+from engine.records import Draft, DraftSampling, FinishReason, Request, SequenceView, TokenLogprobs
 from engine.request_stats import RequestStats
 from engine.slots import Prefix
 from engine.token_sampler import TokenSampler

@@ -24,9 +24,10 @@ from engine.block import SequenceRows
 from engine.candidates import TokenTree
 from engine.channels import BroadcastControl
 from engine.control import Verdict, message_length
+from engine.copy_source import NO_COPIES
 from engine.features import FeatureProjection, FeatureReader
 from engine.kv_cache import Commit
-from engine.records import NO_COPIES, SequenceView
+from engine.records import SequenceView
 from launch.bench.instant_drafter import START_SECONDS, CountedLink, drafter_process
 from launch.bench.ranks import joined_mesh, launched_rank, launched_world_size
 from launch.cli import parse, user_errors

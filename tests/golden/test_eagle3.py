@@ -15,7 +15,8 @@ from drafters.eagle3 import Eagle3Drafter
 from drafters.eagle3_checkpoint import load_eagle3
 from drafters.eagle3_head import Eagle3Head, grouped_attention
 from drafters.head_cache import HeadCache
-from engine.records import NO_COPIES, SequenceView
+from engine.copy_source import NO_COPIES
+from engine.records import SequenceView
 from engine.weights import read_model_config
 from tests.support.eagle3_reference import (
     ReferenceHead,

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from drafters.steering import SteeringHead, SteeringShape
 from drafters.steering_files import save_steering
-from engine.records import NO_COPIES, SequenceView
+from engine.copy_source import NO_COPIES
+from engine.records import SequenceView
 from tests.support.tiny import LLAMA2, write_checkpoint
 
 SHAPE = SteeringShape(

@@ -14,8 +14,9 @@ from drafters.draft_tree import ChainShape, TreeShape
 from drafters.eagle3 import Eagle3Drafter
 from drafters.eagle3_checkpoint import load_eagle3
 from drafters.eagle3_head import Eagle3Head
+from engine.copy_source import NO_COPIES
 from engine.interfaces import NeuralDrafter
-from engine.records import NO_COPIES, Draft, SequenceView
+from engine.records import Draft, SequenceView
 from tests.support.eagle3_reference import ReferenceHead, write_raw
 from tests.support.tiny import LLAMA2, random_tensors, write_checkpoint
 

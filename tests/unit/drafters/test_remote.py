@@ -14,7 +14,8 @@ import torch
 from drafters.messages import Question, Reply, Tag, decode, encode
 from drafters.remote import MIN_DEADLINE_SECONDS, SILENT_MISSES, RemoteDrafter, RoundTrip
 from drafters.service import serve_drafter
-from engine.records import NO_COPIES, Draft, SequenceView
+from engine.copy_source import NO_COPIES
+from engine.records import Draft, SequenceView
 from parallel.link import MemoryLink, memory_pair
 from tests.support.toy_drafter import ToyDrafter
 

@@ -15,9 +15,10 @@ from drafters.draft_tree import ChainShape, TreeShape
 from drafters.small_model import SmallModelDrafter
 from drafters.steered import SteeredDrafter, Steering, install_steering
 from drafters.steering import HEADS, SteeringHead, SteeringShape
+from engine.copy_source import NO_COPIES
 from engine.models.decoder import Decoder
 from engine.models.packed import pack_linears
-from engine.records import NO_COPIES, SequenceView
+from engine.records import SequenceView
 from tests.support.causal import CausalContext
 from tests.support.engines import random_decoder
 from tests.support.tiny import LLAMA2

@@ -14,8 +14,9 @@ import torch
 
 from drafters.neural import load_drafter, load_projection
 from engine.config import speculation
+from engine.copy_source import NO_COPIES
 from engine.probe import load_probe
-from engine.records import NO_COPIES, SequenceView
+from engine.records import SequenceView
 from launch.recipes import recipe
 from launch.train import ProbeFlags, main, probe_run
 
