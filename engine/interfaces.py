@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from engine.block import RowLayout
     from engine.kv_cache import KVCache
-    from engine.records import Choice, CopyIndexShape, Draft, SequenceView
+    from engine.records import Choice, CopyIndexShape, Draft, SequenceView, VerifiedStep
 
 
 class Site(Enum):
@@ -106,8 +106,20 @@ class BatchDrafter(Protocol):
         ...
 
 
+class Chooser(Protocol):
+    """Chooses, at each step of one request, who proposes."""
+
+    def choose(self, view: SequenceView) -> Choice:
+        """A draft of copies, the wish for a neural draft, or an empty draft: a plain step."""
+        ...
+
+    def observe(self, step: VerifiedStep) -> None:
+        """Learn what became of the last choice."""
+        ...
+
+
 class SwitchingPolicy(Protocol):
-    """Chooses, each step and for each sequence, who proposes."""
+    """A method as it was configured; every request gets a chooser of its own."""
 
     @property
     def name(self) -> str:
@@ -119,6 +131,6 @@ class SwitchingPolicy(Protocol):
         """What the copy index must hold for this policy."""
         ...
 
-    def choose(self, view: SequenceView) -> Choice:
-        """A draft of copies, the wish for a neural draft, or an empty draft: a plain step."""
+    def begin(self) -> Chooser:
+        """The chooser of a new request."""
         ...

@@ -153,7 +153,7 @@ class StepPlanner:
 def _choice(sequence: Sequence, view: SequenceView) -> Draft | NeuralWish:
     if view.max_draft_tokens < 1:
         return Draft(reason="no_room")
-    return sequence.drafting.policy.choose(view)
+    return sequence.chooser.choose(view)
 
 
 def _answered(draft: Draft, wish: NeuralWish) -> Draft:

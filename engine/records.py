@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from engine.candidates import TokenTree
 from engine.config import SpeculationConfig
 from engine.copy_source import CopySource
 from engine.sampling import GREEDY, SamplingParams
@@ -189,6 +190,17 @@ class StepRecord:
     reason: SwitchReason = "always"
     """Why the source is what it is."""
     near_ties: tuple[NearTie, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifiedStep:
+    """What a decode step tells the request's chooser."""
+
+    record: StepRecord
+    tree: TokenTree
+    """The rows that were verified."""
+    next_ids: Sequence[int]
+    """The verifier's arg-max behind every node of the tree."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

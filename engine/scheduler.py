@@ -15,7 +15,7 @@ from engine.grammar import GrammarFactory
 from engine.judge import BlockResult, Judgement, judge
 from engine.kv_cache import Commit
 from engine.planning import StepPlanner
-from engine.records import Request, StepOutcome
+from engine.records import Request, StepOutcome, VerifiedStep
 from engine.sequence import Sequence
 from engine.step_time import StepTimeTable
 
@@ -120,26 +120,34 @@ class Scheduler:
         """Judge each sequence's rows, note what to commit, and report tokens and records."""
         judgements = []
         for index, (sequence, rows) in enumerate(zip(self._planned, verdict.rows, strict=True)):
+            found = result.of_sequence(index)
             judgement = judge(
                 sequence,
                 rows,
-                result.of_sequence(index),
+                found,
                 stop_ids=sequence.request.stop_ids(self._limits.stop_ids),
                 near_tie_margin=self._limits.near_tie_margin,
                 verify_ms=verify_ms,
             )
+            step = VerifiedStep(record=judgement.record, tree=rows.tree, next_ids=found.next_ids)
+            self._learn(sequence, step)
             judgements.append(self._apply(sequence, judgement))
         return StepOutcome(
             events=tuple(j.event for j in judgements if j.event is not None),
             records=tuple(j.record for j in judgements),
         )
 
+    def _learn(self, sequence: Sequence, step: VerifiedStep) -> None:
+        """What a draft has brought, for the planner and for the request's chooser."""
+        record = step.record
+        if record.source == "prefill":
+            return
+        self._planner.observe(sequence, accepted=record.accepted, deepest=record.drafted)
+        sequence.chooser.observe(step)
+
     def _apply(self, sequence: Sequence, judgement: Judgement) -> Judgement:
-        """Learn from the draft; the accepted rows are committed with the next verdict."""
-        record = judgement.record
-        sequence.stats.observe(record)
-        if record.source != "prefill":
-            self._planner.observe(sequence, accepted=record.accepted, deepest=record.drafted)
+        """Count; the accepted rows are committed with the next verdict."""
+        sequence.stats.observe(judgement.record)
         self._commits.append(judgement.commit)
         if sequence.finish_reason is None:
             return judgement

@@ -9,6 +9,7 @@ from engine.candidates import TokenTree, chain
 from engine.copy_source import CopySource
 from engine.drafting import Drafting
 from engine.features import FeatureHistory
+from engine.interfaces import Chooser
 from engine.records import Draft, DraftSampling, FinishReason, Request, SequenceView, TokenLogprobs
 from engine.request_stats import RequestStats
 from engine.slots import Prefix
@@ -44,8 +45,10 @@ class Sequence:
     finish_reason: FinishReason | None = None
     num_steps: int = 0
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    chooser: Chooser = field(init=False)
 
     def __post_init__(self) -> None:
+        self.chooser = self.drafting.policy.begin()
         known = self.request.known_ids
         self.token_ids.extend(known)
         self.copies.append(known)

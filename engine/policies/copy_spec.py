@@ -9,11 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from engine.policies.fallback import NO_DRAFTER, Fallback
+from engine.policies.stateless import Stateless
 from engine.records import Choice, CopyIndexShape, SequenceView, copied
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CopySpec:
+class CopySpec(Stateless):
     """One candidate: what followed the earliest occurrence of the match."""
 
     match_length: int = 3

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from engine.policies.fallback import Fallback
+from engine.policies.stateless import Stateless
 from engine.records import Choice, CopyIndexShape, SequenceView
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AlwaysNeural:
+class AlwaysNeural(Stateless):
     """Asks the drafter at every step."""
 
     name: str

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from engine.policies.stateless import Stateless
 from engine.records import Choice, CopyIndexShape, Draft, SequenceView, copied
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PromptLookup:
+class PromptLookup(Stateless):
     """One candidate: the earliest complete continuation of the longest matching n-gram."""
 
     num_speculative_tokens: int = 10

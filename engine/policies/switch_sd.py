@@ -11,11 +11,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from engine.policies.fallback import NO_DRAFTER, Fallback
+from engine.policies.stateless import Stateless
 from engine.records import Choice, CopyIndexShape, SequenceView, copied
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SwitchSD:
+class SwitchSD(Stateless):
     """Probe-gated copying with a fallback drafter."""
 
     probe_threshold: float

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from engine.policies.stateless import Stateless
 from engine.records import Choice, CopyIndexShape, Draft, SequenceView
 
 
 @dataclass(frozen=True, slots=True)
-class Vanilla:
+class Vanilla(Stateless):
     """Never drafts."""
 
     name: str = "vanilla"

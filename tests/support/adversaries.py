@@ -6,11 +6,12 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from engine.policies.stateless import Stateless
 from engine.records import CopyIndexShape, Draft, SequenceView
 
 
 @dataclass(slots=True, kw_only=True)
-class Adversary:
+class Adversary(Stateless):
     """A policy whose candidates come from a knowing or a malicious source."""
 
     kind: str
