@@ -34,7 +34,7 @@ from engine.kv_cache import KVCache, KVShape
 from engine.models.decoder import Attention, Decoder
 from engine.probe import Probe, load_probe
 from engine.records import CopyIndexShape
-from engine.runner import ModelRunner, Readouts
+from engine.runner import ModelRunner, PlacedProbe, Readouts
 from engine.scheduler import Scheduler
 from engine.step_context import AttentionBackend
 from engine.step_time import StepTimeTable, measure_step_times
@@ -91,8 +91,7 @@ def assemble_engine(
         attention=attention,
         padding=padding,
         readouts=Readouts(
-            probe=probe,
-            probe_stage=_stage_of(probe, model, mesh),
+            probes=_placed((probe,), model, mesh),
             projections=tuple(found for found in projections if found is not None),
         ),
     )
@@ -195,11 +194,14 @@ def _attention(config: EngineConfig, dtype: torch.dtype, *, native: bool) -> Att
     return MergedAttention
 
 
-def _stage_of(probe: Probe | None, model: Decoder, mesh: Mesh) -> int:
-    """The stage that holds the probe's layer."""
-    if probe is None:
-        return 0
-    return stage_of_layer(probe.layer, model.config.num_layers, mesh.num_stages)
+def _placed(probes: Sequence[Probe | None], model: Decoder, mesh: Mesh) -> tuple[PlacedProbe, ...]:
+    """The probes that there are, with the stages that hold their layers."""
+    layers = model.config.num_layers
+    return tuple(
+        PlacedProbe(probe=probe, stage=stage_of_layer(probe.layer, layers, mesh.num_stages))
+        for probe in probes
+        if probe is not None
+    )
 
 
 def _control(config: EngineConfig, mesh: Mesh) -> ControlChannel:

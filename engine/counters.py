@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from itertools import zip_longest
 
-from engine.metrics import DECODE_SOURCES
+from engine.metrics import DRAFT_SOURCES
 from engine.records import StepRecord
 
 MAX_POSITIONS = 32
@@ -91,7 +91,7 @@ class EngineCounters:
     steps_by_reason: dict[str, int] = field(default_factory=dict)
     """Decode steps by "source:reason"."""
     sources: dict[str, SourceCounters] = field(
-        default_factory=lambda: {name: SourceCounters() for name in DECODE_SOURCES[:2]}
+        default_factory=lambda: {name: SourceCounters() for name in DRAFT_SOURCES}
     )
     gate: GateCounters = field(default_factory=GateCounters)
     draft_seconds: float = 0.0

@@ -48,6 +48,8 @@ class Drafting:
     drafter: BatchDrafter | None = None
     projection: int = 0
     """Which features the verifier pass must read."""
+    probe: int = 0
+    """Which of the runner's probes this method listens to."""
 
     def forget(self, request_id: str) -> None:
         """Tell the drafter, if there is one, that a request has ended."""

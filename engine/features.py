@@ -80,6 +80,11 @@ class FeatureReader:
         self._index_of = {tap - 1: index for index, tap in enumerate(projection.taps)}
         self._states: dict[int, Tensor] = {}
 
+    @property
+    def layers(self) -> frozenset[int]:
+        """Layers whose output is tapped."""
+        return self._projection.layers
+
     def __call__(self, layer_index: int, site: Site, hidden_RH: Tensor) -> None:
         """Keep the layer's output, if it is tapped."""
         index = self._index_of.get(layer_index)

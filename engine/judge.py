@@ -12,7 +12,7 @@ from engine.block import Block, SequenceRows
 from engine.candidates import TokenTree
 from engine.interfaces import TopTokens
 from engine.kv_cache import Commit
-from engine.records import NearTie, StepRecord, TokenEvent, TokenLogprobs, TokenSource
+from engine.records import Draft, NearTie, StepRecord, TokenEvent, TokenLogprobs, TokenSource
 from engine.sequence import Sequence
 from engine.token_sampler import Proposed, token_logprobs
 from engine.verification import NextToken, Verification, cut_output, verify
@@ -26,8 +26,8 @@ class RowResults:
     """Arg-max per row (one entry, the last row's, for a prompt chunk)."""
     margins: Sequence_[float]
     """Largest minus second largest logit, aligned with ``next_ids``."""
-    probe_scores: Sequence_[float] | None
-    """Copy intent of every row."""
+    probe_scores: Sequence_[Sequence_[float]]
+    """Per probe, its score of every row."""
     first_row: int
     features: Tensor | None = None
     """[rows, F]: drafter features of every row."""
@@ -39,7 +39,8 @@ class RowResults:
 class Readings:
     """What a pass found out beside arg-max ids."""
 
-    probe_scores: list[float] | None = None
+    probe_scores: tuple[list[float], ...] = ()
+    """Per probe, its score of every row."""
     features: Tensor | None = None
     """[R, F]: drafter features of every row."""
     logits: Tensor | None = None
@@ -70,7 +71,7 @@ class BlockResult:
         return RowResults(
             next_ids=self.next_ids[wanted],
             margins=self.margins[wanted],
-            probe_scores=None if scores is None else scores[row : row + count],
+            probe_scores=[one[row : row + count] for one in scores],
             first_row=row,
             features=None if features is None else features[row : row + count],
             logits=self._logits_of(index),
@@ -111,7 +112,7 @@ def judge(
     )
     emitting = (rows.num_wanted - 1,) if prefilling else verification.path
     logprobs = _output_logprobs(sequence, results, emitting, output)
-    sources = _sources(len(output), verification, "neural" if draft.source == "neural" else "copy")
+    sources = _sources(len(output), verification, _proposer(draft))
     first_position = len(sequence.token_ids)
     _advance(sequence, verification, results, output)
     _finish(sequence, stopped=stopped)
@@ -196,6 +197,14 @@ def _output_logprobs(
     )
 
 
+def _proposer(draft: Draft) -> TokenSource:
+    """Of the accepted tokens; a plain step has none."""
+    match draft.source:
+        case "copy" | "neural" | "merged" as source:
+            return source
+    return "verifier"
+
+
 def _sources(
     num_output: int, verification: Verification, drafted: TokenSource
 ) -> tuple[TokenSource, ...]:
@@ -215,8 +224,9 @@ def _advance(
     sequence.token_ids.extend(output)
     sequence.copies.append(output)
     sequence.num_steps += 1
-    if results.probe_scores is not None:
-        sequence.probe_score = results.probe_scores[verification.path[-1]]
+    if results.probe_scores:
+        scores = results.probe_scores[sequence.drafting.probe]
+        sequence.probe_score = scores[verification.path[-1]]
     if results.features is not None:
         sequence.features.append(results.features[list(verification.path)])
 

@@ -14,8 +14,10 @@ from typing import Literal
 
 from engine.records import Source, StepRecord
 
-DecodeSource = Literal["copy", "neural", "plain"]
-DECODE_SOURCES: tuple[DecodeSource, ...] = ("copy", "neural", "plain")
+DraftSource = Literal["copy", "neural", "merged"]
+DRAFT_SOURCES: tuple[DraftSource, ...] = ("copy", "neural", "merged")
+DecodeSource = Literal["copy", "neural", "merged", "plain"]
+DECODE_SOURCES: tuple[DecodeSource, ...] = (*DRAFT_SOURCES, "plain")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

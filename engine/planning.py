@@ -14,7 +14,12 @@ from engine.candidates import TokenTree, chain, merge_candidates
 from engine.config import SpeculationConfig
 from engine.draft_economy import DraftEconomy
 from engine.records import Draft, NeuralWish, SequenceView
-from engine.row_budget import AcceptanceEstimate, RatedTree, worthwhile_rows
+from engine.row_budget import (
+    AcceptanceEstimate,
+    RatedTree,
+    given_probabilities,
+    worthwhile_rows,
+)
 from engine.sequence import Sequence
 from engine.step_time import StepTimeTable
 
@@ -79,7 +84,7 @@ class StepPlanner:
                 self._ask_together(speculation, mine)
             else:
                 for wish in mine:
-                    wish.sequence.draft = Draft(reason="too_slow")
+                    wish.sequence.draft = wish.wish.finish(Draft(reason="too_slow"))
 
     def _pays(self, speculation: SpeculationConfig, wishes: list[_Wish], other_rows: int) -> bool:
         if speculation.row_budget != "auto" or self.step_times is None:
@@ -110,9 +115,14 @@ class StepPlanner:
             reserved = len(sequences) - index - 1
             tree = _whole_tree(sequence, free - reserved)
             free -= len(tree.token_ids)
-            probabilities = self._estimate(sequence).node_probabilities(sequence.draft, tree)
-            rated.append(RatedTree(tree, probabilities))
+            rated.append(RatedTree(tree, self._probabilities(sequence, tree)))
         return rated
+
+    def _probabilities(self, sequence: Sequence, tree: TokenTree) -> list[float]:
+        draft = sequence.draft
+        if draft.probabilities:
+            return given_probabilities(draft, tree)
+        return self._estimate(sequence).node_probabilities(draft, tree)
 
     def _within_budget(
         self, sequences: Sequence_[Sequence], rated: list[RatedTree], other_rows: int
@@ -139,7 +149,7 @@ class StepPlanner:
             self._estimate(sequence).relax(draft)
             sequence.draft = Draft(reason="too_costly")
         else:
-            sequence.draft = replace(draft, candidates=())
+            sequence.draft = replace(draft, candidates=(), probabilities=())
 
     def _economy(self, speculation: SpeculationConfig) -> DraftEconomy:
         if speculation not in self._economies:
@@ -158,8 +168,9 @@ def _choice(sequence: Sequence, view: SequenceView) -> Draft | NeuralWish:
 
 def _answered(draft: Draft, wish: NeuralWish) -> Draft:
     """A drafter that answers with nothing was unsure of every token."""
-    if draft.candidates:
-        return replace(draft, reason=wish.reason)
+    finished = wish.finish(draft)
+    if finished.candidates:
+        return replace(finished, reason=wish.reason)
     return Draft(reason="unsure" if draft.source == "neural" else "no_reply")
 
 

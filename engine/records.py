@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -14,10 +14,11 @@ from engine.sampling import GREEDY, SamplingParams
 if TYPE_CHECKING:
     from torch import Tensor
 
-Source = Literal["copy", "neural", "plain", "prefill"]
-"""What a step's rows were: copied drafts, neural drafts, one plain row, or prompt rows."""
+Source = Literal["copy", "neural", "merged", "plain", "prefill"]
+"""What a step's rows were: copied drafts, neural drafts, a trie of both, one plain row, or prompt
+rows."""
 
-TokenSource = Literal["copy", "neural", "verifier"]
+TokenSource = Literal["copy", "neural", "merged", "verifier"]
 """Who proposed an output token."""
 
 FinishReason = Literal["stop", "length", "cancelled"]
@@ -139,7 +140,14 @@ class Draft:
     """Length of the matched context suffix that the candidates continue; 0 when there is none."""
     proposals: tuple[Proposal, ...] = ()
     """What the only candidate's tokens were drawn from, where it was drawn independently."""
+    probabilities: tuple[tuple[float, ...], ...] = ()
+    """How likely the policy thinks that each candidate is accepted up to each of its tokens; empty:
+    it has no opinion, and running counts estimate it."""
     reason: SwitchReason = "always"
+
+
+def _as_it_is(draft: Draft) -> Draft:
+    return draft
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,6 +156,8 @@ class NeuralWish:
 
     max_tokens: int
     reason: SwitchReason = "always"
+    finish: Callable[[Draft], Draft] = _as_it_is
+    """Makes the step's draft of the drafter's answer, which may be empty."""
 
 
 Choice = Draft | NeuralWish

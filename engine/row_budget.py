@@ -93,6 +93,23 @@ class AcceptanceEstimate:
         return probabilities
 
 
+def given_probabilities(draft: Draft, tree: TokenTree) -> list[float]:
+    """The draft's own ratings, by node; where candidates share a node, the highest counts."""
+    children = {
+        (parent, token): node
+        for node, (parent, token) in enumerate(zip(tree.parents, tree.token_ids, strict=True))
+    }
+    found = [1.0] + [0.0] * (len(tree.token_ids) - 1)
+    for candidate, ratings in zip(draft.candidates, draft.probabilities, strict=True):
+        node = 0
+        for token, rating in zip(candidate, ratings, strict=True):
+            child = children.get((node, token))
+            if child is None:
+                break
+            node, found[child] = child, max(found[child], rating)
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class RatedTree:
     """A draft merged into a tree, and how likely each of its nodes is to be accepted."""

@@ -7,6 +7,7 @@ message of the design.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -27,12 +28,19 @@ from parallel.mesh import Mesh
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PlacedProbe:
+    """A probe and the pipeline stage that holds its layer."""
+
+    probe: Probe
+    stage: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Readouts:
     """What is read from the residual stream during a pass."""
 
-    probe: Probe | None = None
-    probe_stage: int = 0
-    """The pipeline stage that holds the probe's layer."""
+    probes: tuple[PlacedProbe, ...] = ()
+    """Every method listens to one of them."""
     projections: tuple[FeatureProjection, ...] = ()
     """Features for neural drafters; a verdict says which, counted from 1."""
 
@@ -52,8 +60,8 @@ class ModelRunner:
     ) -> None:
         self.model, self.kv, self._mesh = model, kv, mesh
         self._attention, self._padding = attention, padding
-        self._probe = readouts.probe
-        self._probe_owner = mesh.owner_rank(readouts.probe_stage)
+        self._probes = readouts.probes
+        self._owners = tuple(mesh.owner_rank(placed.stage) for placed in readouts.probes)
         self._projections = readouts.projections
 
     @torch.inference_mode()
@@ -71,33 +79,32 @@ class ModelRunner:
         block = build_block(rows, padded_rows=padded)
         taps = self._taps(projection)
         hidden = self._forward(block, taps)
-        scores = self._share_scores(taps.probe, block)
+        scores = self._share_scores(taps.probes, block)
         features = None
         if taps.features is not None:
             features = taps.features.finish(padded, self._mesh, self.model.dtype)
         if not self._mesh.is_last_stage:
             return None
         top, logits = self._top(hidden[block.logit_rows], block.sampled)
-        scores_list = None if scores is None else scores.tolist()
-        readings = Readings(probe_scores=scores_list, features=features, logits=logits)
+        readings = Readings(
+            probe_scores=tuple(one.tolist() for one in scores), features=features, logits=logits
+        )
         return BlockResult.from_top(block, top, readings)
 
     def _taps(self, projection: int) -> _Taps:
         """What this rank reads during a pass: a stage's first rank speaks for the stage."""
-        probe = _ProbeReader(self._probe) if self._owns_probe else None
+        probes = {
+            index: _ProbeReader(placed.probe)
+            for index, (placed, owner) in enumerate(zip(self._probes, self._owners, strict=True))
+            if self._mesh.rank == owner
+        }
         if projection == 0 or self._mesh.tp_rank != 0:
-            return _Taps(probe, None, frozenset())
-        chosen = self._projections[projection - 1]
-        return _Taps(probe, FeatureReader(chosen), chosen.layers)
-
-    @property
-    def _owns_probe(self) -> bool:
-        return self._probe is not None and self._mesh.rank == self._probe_owner
+            return _Taps(probes, None)
+        return _Taps(probes, FeatureReader(self._projections[projection - 1]))
 
     def _forward(self, block: Block, taps: _Taps) -> Tensor:
-        layers = taps.layers | (frozenset() if self._probe is None else {self._probe.layer})
-        tap = None if taps.probe is None and taps.features is None else taps
-        context = BlockContext(block, self.kv, self._attention, tap, layers)
+        tap = taps if taps.layers else None
+        context = BlockContext(block, self.kv, self._attention, tap, taps.layers)
         if self._mesh.is_first_stage:
             hidden: Tensor = self.model(block.token_ids, context)
         else:
@@ -108,17 +115,17 @@ class ModelRunner:
             send_rows(hidden, self._mesh)
         return hidden
 
-    def _share_scores(self, reader: _ProbeReader | None, block: Block) -> Tensor | None:
-        """Every row's score on the coordinator; other ranks only take part in the broadcast."""
-        if self._probe is None:
-            return None
-        if self._probe_owner == self._mesh.coordinator_rank:
-            return reader.scores if reader is not None else None
-        scores = torch.empty(block.token_ids.numel())
-        if reader is not None:
-            assert reader.scores is not None, "the owner's stage holds the probe's layer"
-            scores = reader.scores
-        return broadcast_floats(scores, self._mesh, src=self._probe_owner)
+    def _share_scores(self, readers: Mapping[int, _ProbeReader], block: Block) -> list[Tensor]:
+        """Each probe's scores on the coordinator; other ranks only take part in broadcasts."""
+        found = []
+        for index, owner in enumerate(self._owners):
+            scores = readers[index].read() if index in readers else None
+            if owner != self._mesh.coordinator_rank:
+                sent = torch.empty(block.token_ids.numel()) if scores is None else scores
+                scores = broadcast_floats(sent, self._mesh, src=owner)
+            if scores is not None:
+                found.append(scores)
+        return found
 
     def _top(self, hidden_LH: Tensor, sampled: list[int]) -> tuple[TopTokens, Tensor | None]:
         """Best tokens of all rows, and the whole vocabulary's logits of those sampled from."""
@@ -133,15 +140,20 @@ class ModelRunner:
 class _Taps:
     """The readers of one pass on this rank."""
 
-    probe: _ProbeReader | None
+    probes: Mapping[int, _ProbeReader]
+    """By the probe's index: those that this rank evaluates."""
     features: FeatureReader | None
-    layers: frozenset[int]
-    """Layers that the features come from."""
+
+    @property
+    def layers(self) -> frozenset[int]:
+        """Layers whose states are looked at."""
+        probed = frozenset(reader.layer for reader in self.probes.values())
+        return probed if self.features is None else probed | self.features.layers
 
     def __call__(self, layer_index: int, site: Site, hidden_RH: Tensor) -> None:
-        """Show a residual state to both."""
-        if self.probe is not None:
-            self.probe(layer_index, site, hidden_RH)
+        """Show a residual state to all."""
+        for reader in self.probes.values():
+            reader(layer_index, site, hidden_RH)
         if self.features is not None:
             self.features(layer_index, site, hidden_RH)
 
@@ -149,12 +161,19 @@ class _Taps:
 class _ProbeReader:
     """A tap that scores every row where the probe's layer is done, while later layers still run."""
 
-    def __init__(self, probe: Probe | None) -> None:
-        assert probe is not None
+    def __init__(self, probe: Probe) -> None:
         self._probe = probe
-        self._at = (probe.layer, Site(probe.site))
-        self.scores: Tensor | None = None
+        self._scores: Tensor | None = None
+
+    @property
+    def layer(self) -> int:
+        return self._probe.layer
 
     def __call__(self, layer_index: int, site: Site, hidden_RH: Tensor) -> None:
-        if (layer_index, site) == self._at:
-            self.scores = self._probe.score(hidden_RH)
+        if layer_index == self._probe.layer and site is self._probe.site:
+            self._scores = self._probe.score(hidden_RH)
+
+    def read(self) -> Tensor:
+        """[R] of the pass."""
+        assert self._scores is not None, "the owner's stage holds the probe's layer"
+        return self._scores

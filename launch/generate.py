@@ -23,8 +23,8 @@ from parallel.mesh import Mesh
 
 PROG = "python -m launch.generate"
 
-STYLES: dict[TokenSource, str] = {"copy": "green", "neural": "blue", "verifier": ""}
-STEP_STYLES = {"copy": "green", "neural": "blue", "plain": ""}
+STYLES = {"copy": "green", "neural": "blue", "merged": "cyan", "verifier": "", "plain": ""}
+"""Of tokens by who proposed them, and of steps by their source."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +101,7 @@ def legend(records: Sequence[StepRecord]) -> Text:
     text.append(f", {sum(step.accepted for step in steps)} of them drafted; steps:")
     for source in metrics.DECODE_SOURCES:
         count = sum(step.source == source for step in steps)
-        text.append(f" {count} {source}", style=STEP_STYLES[source])
+        text.append(f" {count} {source}", style=STYLES[source])
     return text
 
 

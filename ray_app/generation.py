@@ -12,6 +12,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from engine.metrics import DRAFT_SOURCES
 from engine.records import Request, RequestMetrics, TokenEvent, TokenLogprobs
 from ray_app.openai_responses import FinishReason, PromptDetails, Usage
 from ray_app.text_stream import Piece, TextStream
@@ -82,7 +83,7 @@ class Generation:
 
     def speculation_metrics(self) -> dict[str, Any]:
         """Under vLLM's names, and ours by source; less of it when a stop string cut the answer."""
-        accepted = {source: self._accepted.get(source, 0) for source in ("copy", "neural")}
+        accepted = {source: self._accepted.get(source, 0) for source in DRAFT_SOURCES}
         found: dict[str, Any] = {"num_accepted_draft_tokens": sum(accepted.values())}
         if self.metrics is not None:
             found |= _vllm_metrics(self.metrics)

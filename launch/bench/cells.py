@@ -124,8 +124,7 @@ def _step_metrics(runs: Sequence[Run]) -> dict[str, Any]:
     return {
         "block_efficiency": counts["output_tokens"] / passes if passes else None,
         "accepted_length": {
-            "copy": metrics.accepted_length(records, "copy"),
-            "neural": metrics.accepted_length(records, "neural"),
+            source: metrics.accepted_length(records, source) for source in metrics.DRAFT_SOURCES
         },
         "share": dict(metrics.shares(records)),
         "false_copy_rate": metrics.false_copy_rate(records),

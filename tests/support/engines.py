@@ -25,7 +25,7 @@ from engine.models.decoder import Decoder
 from engine.models.registry import shard_decoder
 from engine.probe import Probe
 from engine.records import Request, TokenEvent
-from engine.runner import ModelRunner, Readouts
+from engine.runner import ModelRunner, PlacedProbe, Readouts
 from engine.scheduler import Scheduler
 from engine.step_context import AttentionBackend
 from parallel.mesh import Mesh
@@ -85,8 +85,6 @@ def build_engine(tiny: TinyEngine, mesh: Mesh) -> SpeculativeEngine:
         max_length=tiny.max_model_len,
         max_rows=tiny.max_rows,
     )
-    probe = tiny.probe
-    layer = 0 if probe is None else probe.layer
     runner = ModelRunner(
         model=model,
         kv=KVCache(shape, dtype=tiny.dtype),
@@ -94,8 +92,7 @@ def build_engine(tiny: TinyEngine, mesh: Mesh) -> SpeculativeEngine:
         attention=tiny.attention,
         padding=RowPadding(),
         readouts=Readouts(
-            probe=probe,
-            probe_stage=stage_of_layer(layer, tiny.config.num_layers, mesh.num_stages),
+            probes=_placed(tiny, mesh),
             projections=() if tiny.projection is None else (tiny.projection,),
         ),
     )
@@ -107,6 +104,13 @@ def build_engine(tiny: TinyEngine, mesh: Mesh) -> SpeculativeEngine:
         tokenizer=None,  # type: ignore[arg-type]
         drafters=_drafters(tiny),
     )
+
+
+def _placed(tiny: TinyEngine, mesh: Mesh) -> tuple[PlacedProbe, ...]:
+    if tiny.probe is None:
+        return ()
+    stage = stage_of_layer(tiny.probe.layer, tiny.config.num_layers, mesh.num_stages)
+    return (PlacedProbe(probe=tiny.probe, stage=stage),)
 
 
 def _drafters(tiny: TinyEngine) -> Drafters:

@@ -36,7 +36,7 @@ def decoding_sequence(*, max_tokens: int = 20, max_model_len: int = 64) -> Seque
 def run(sequence: Sequence, next_ids: list[int], scores: list[float], stop: set[int]) -> Judgement:
     """Verify the trie 7 -> 5 -> 6 with the verifier saying ``next_ids``."""
     rows = SequenceRows(1, 5, merge_candidates(7, [(5, 6)], 9), wants_all=True)
-    results = RowResults(next_ids, [1.0, 0.001, 1.0], scores, first_row=4)
+    results = RowResults(next_ids, [1.0, 0.001, 1.0], [scores], first_row=4)
     return judge(sequence, rows, results, stop_ids=stop, near_tie_margin=0.01, verify_ms=1.0)
 
 

@@ -50,11 +50,12 @@ def test_block_efficiency_includes_it_and_is_one_more() -> None:
 
 def test_prefill_is_no_decode_step() -> None:
     assert metrics.block_efficiency(STEPS[:1]) is None
-    assert metrics.shares(STEPS[:1]) == {"copy": None, "neural": None, "plain": None}
+    assert metrics.shares(STEPS[:1]) == dict.fromkeys(metrics.DECODE_SOURCES)
 
 
 def test_shares_sum_to_one() -> None:
-    assert metrics.shares(STEPS) == {"copy": 0.5, "neural": 0.25, "plain": 0.25}
+    found = metrics.shares(STEPS)
+    assert found == {"copy": 0.5, "neural": 0.25, "merged": 0.0, "plain": 0.25}
 
 
 def test_false_copy_rate_counts_empty_copy_steps_only() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from engine.metrics import DECODE_SOURCES
 from launch.bench.cells import Answer, Row, compare, make_cell
 from launch.bench.runs import Run
 from tests.unit.launch.bench.runs import COPY, SETTINGS, VANILLA, copy_run, plain_run
@@ -33,8 +34,8 @@ def test_cell_has_every_key_of_the_contract() -> None:
     cell = copy_cell()
     assert set(cell) >= CONTRACT
     for key, parts in {
-        "accepted_length": {"copy", "neural"},
-        "share": {"copy", "neural", "plain"},
+        "accepted_length": {"copy", "neural", "merged"},
+        "share": {"copy", "neural", "merged", "plain"},
         "tokens_per_second": {"macro", "micro"},
         "speedup": {"macro", "micro"},
     }.items():
@@ -47,8 +48,8 @@ def test_counts_are_of_decode_steps() -> None:
     cell = copy_cell()
     assert (cell["output_tokens"], cell["answer_tokens"], cell["verifier_passes"]) == (10, 12, 4)
     assert cell["block_efficiency"] == 2.5
-    assert cell["accepted_length"] == {"copy": 1.5, "neural": None}
-    assert cell["share"] == {"copy": 1.0, "neural": 0.0, "plain": 0.0}
+    assert cell["accepted_length"] == {"copy": 1.5, "neural": None, "merged": None}
+    assert cell["share"] == {"copy": 1.0, "neural": 0.0, "merged": 0.0, "plain": 0.0}
     assert cell["false_copy_rate"] == 0.5
 
 
@@ -109,4 +110,4 @@ def test_a_peers_differences_are_never_excused() -> None:
     base = plain_run(TOKENS, seconds=1.0)
     cell = make_cell(SETTINGS, peer, [answer(run, base)], command="c", versions={})
     assert (cell["equal_to_vanilla"], cell["near_ties"], cell["mismatches"]) == (0, None, 1)
-    assert cell["share"] == {"copy": None, "neural": None, "plain": None}
+    assert cell["share"] == dict.fromkeys(DECODE_SOURCES)
