@@ -11,7 +11,7 @@ from tests.unit.launch.bench.runs import copy_run
 def test_legend_counts_tokens_passes_and_who_proposed_them() -> None:
     text = legend(copy_run((7, 1, 2, 3, 4, 5), seconds=1.0).records).plain
     assert "5 tokens in 2 verifier passes, 2.50 a pass, 250.0 a second, 3 of them drafted" in text
-    assert "2 copy 0 neural 0 plain" in text
+    assert "2 copy 0 neural 0 merged 0 plain" in text
 
 
 def test_legend_of_no_steps_has_no_rates() -> None:
