@@ -240,4 +240,4 @@ def _scheduler(
 
 def new_copy_index(shape: CopyIndexShape) -> CopySource:
     """An empty copy index of the shape a policy asks for."""
-    return CopyIndex(shape.match_lengths, shape.max_tokens)
+    return CopyIndex(shape.match_lengths, shape.max_tokens, min_match=shape.min_match)

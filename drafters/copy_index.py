@@ -15,14 +15,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from drafters.match_index import MatchIndex
+from engine.copy_source import CopyMatch
+
 Continuation = tuple[int, ...]
 
 
 class CopyIndex:
     """Append-only index over one sequence's tokens."""
 
-    def __init__(self, match_lengths: Iterable[int], max_tokens: int) -> None:
+    def __init__(
+        self, match_lengths: Iterable[int], max_tokens: int, *, min_match: int = 0
+    ) -> None:
+        """``min_match``: shortest match that :meth:`matches` lists; 0: it is not asked."""
         self._max_tokens = max_tokens
+        self._match_index = MatchIndex(min_match) if min_match else None
         self._tokens: list[int] = []
         self._grams = {length: _GramTable() for length in sorted(set(match_lengths))}
 
@@ -30,6 +37,8 @@ class CopyIndex:
         """Index newly committed tokens, the pending token included."""
         for token in token_ids:
             self._tokens.append(token)
+            if self._match_index is not None:
+                self._match_index.grow(self._tokens)
             for length, table in self._grams.items():
                 self._complete(length, table)
 
@@ -72,6 +81,12 @@ class CopyIndex:
         gram = self._suffix(match_length)
         start = self._grams[match_length].earliest_complete.get(gram) if gram is not None else None
         return () if start is None else tuple(self._tokens[start : start + self._max_tokens])
+
+    def matches(self, *, max_matches: int) -> tuple[CopyMatch, ...]:
+        """Earlier occurrences of the context's end, longest match first, then newest first."""
+        if self._match_index is None:
+            return ()
+        return self._match_index.matches(self._tokens, max_matches)
 
     def _suffix(self, match_length: int) -> Continuation | None:
         if len(self._tokens) <= match_length:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,12 @@ class TokenTree:
     def is_chain(self) -> bool:
         """Whether every node follows the node before it."""
         return all(parent == node - 1 for node, parent in enumerate(self.parents))
+
+
+def num_equal(left: Sequence[int], right: Sequence[int]) -> int:
+    """Tokens that two sequences have in common from their start on."""
+    pairs = zip(left, right, strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def chain(token_ids: Sequence[int]) -> TokenTree:

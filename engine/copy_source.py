@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
+
+
+class CopyMatch(NamedTuple):
+    """An earlier occurrence of the context's end."""
+
+    length: int
+    """Tokens that agree, back from the end."""
+    start: int
+    """Position of the token that followed."""
 
 
 class CopySource(Protocol):
@@ -25,6 +34,10 @@ class CopySource(Protocol):
 
     def earliest_complete(self, *, match_length: int) -> tuple[int, ...]:
         """Earliest continuation of the full length the index was made for."""
+        ...
+
+    def matches(self, *, max_matches: int) -> tuple[CopyMatch, ...]:
+        """Earlier occurrences of the context's end, longest match first, then newest first."""
         ...
 
 
@@ -49,6 +62,11 @@ class _NoCopies:
     def earliest_complete(self, *, match_length: int) -> tuple[int, ...]:
         """Nothing was found."""
         del match_length
+        return ()
+
+    def matches(self, *, max_matches: int) -> tuple[CopyMatch, ...]:
+        """Nothing was found."""
+        del max_matches
         return ()
 
 

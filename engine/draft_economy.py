@@ -20,7 +20,55 @@ RETURN_MARGIN = 1.05
 TRIAL_STEPS = 128
 """Steps without the drafter after which one step tries it."""
 _EWMA_WEIGHT = 0.1
+_LOOKAHEAD_WEIGHT = 0.02
+_PRIOR_ACCEPTANCE = 0.6
 _NEURAL = Draft(source="neural")
+
+
+@dataclass(slots=True)
+class LookaheadCounts:
+    """How far neural drafts go and hold: moving averages by place in the chain."""
+
+    drafted: list[float] = field(default_factory=list)
+    """Share of the drafts that have a token at each place."""
+    accepted: list[float] = field(default_factory=list)
+    """Share of the drafts whose token there was accepted."""
+    call_ms: float = 0.0
+    """Time of one forward pass of the drafter: a draft of n tokens takes n + 1 of them."""
+
+    def observe(self, *, asked: int, drafted: int, accepted: int) -> None:
+        """A draft of at most ``asked`` tokens had ``drafted``, of which ``accepted`` were right."""
+        self._reach(asked)
+        for place in range(asked):
+            self.drafted[place] += _LOOKAHEAD_WEIGHT * ((place < drafted) - self.drafted[place])
+            self.accepted[place] += _LOOKAHEAD_WEIGHT * ((place < accepted) - self.accepted[place])
+
+    def observe_time(self, milliseconds: float, drafted: int) -> None:
+        """A draft of so many tokens took so long."""
+        each = milliseconds / (drafted + 1)
+        if self.call_ms == 0.0:
+            self.call_ms = each
+        self.call_ms += _EWMA_WEIGHT * (each - self.call_ms)
+
+    def expected(self, depth: int) -> list[tuple[float, float, float]]:
+        """Tokens accepted, rows and milliseconds of a draft of at most 1, 2, ... ``depth``."""
+        self._reach(depth)
+        found, tokens, rows = [], 0.0, 0.0
+        for place in range(depth):
+            tokens += self.accepted[place]
+            rows += self.drafted[place]
+            found.append((tokens, rows, (rows + 1) * self.call_ms))
+        return found
+
+    def acceptance(self) -> list[float]:
+        """Share of the tokens drafted at each place that were accepted."""
+        pairs = zip(self.accepted, self.drafted, strict=True)
+        return [accepted / max(drafted, 1e-3) for accepted, drafted in pairs]
+
+    def _reach(self, depth: int) -> None:
+        for place in range(len(self.drafted), depth):
+            self.drafted.append(1.0)
+            self.accepted.append(_PRIOR_ACCEPTANCE ** (place + 1))
 
 
 @dataclass(slots=True)
@@ -32,6 +80,7 @@ class DraftEconomy:
     """Moving average of the time that asking for one draft takes."""
     is_on: bool = True
     _steps_off: int = field(default=0, init=False)
+    lookahead: LookaheadCounts = field(default_factory=lambda: LookaheadCounts())
 
     def observe(self, milliseconds: float, num_asked: int) -> None:
         """Learn what asking for so many drafts at once took."""

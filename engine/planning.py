@@ -10,10 +10,11 @@ import time
 from collections.abc import Sequence as Sequence_
 from dataclasses import dataclass, replace
 
-from engine.candidates import TokenTree, chain, merge_candidates
+from engine.candidates import TokenTree, chain, merge_candidates, num_equal
 from engine.config import SpeculationConfig
 from engine.draft_economy import DraftEconomy
-from engine.records import Draft, NeuralWish, SequenceView
+from engine.outlook import Outlook
+from engine.records import Draft, NeuralWish, SequenceView, StepRecord
 from engine.row_budget import (
     AcceptanceEstimate,
     RatedTree,
@@ -54,24 +55,46 @@ class StepPlanner:
             self._note(sequence, tree)
         return trees
 
-    def observe(self, sequence: Sequence, *, accepted: int, deepest: int) -> None:
-        """Learn from a verified draft whose longest path had ``deepest`` draft tokens."""
-        if sequence.draft.source != "plain" and deepest:
-            self._estimate(sequence).observe(sequence.draft, accepted=accepted, deepest=deepest)
+    def observe(self, sequence: Sequence, record: StepRecord) -> None:
+        """Learn from a step's verified draft."""
+        self._observe_lookahead(sequence, record)
+        if sequence.draft.source != "plain" and record.drafted:
+            self._estimate(sequence).observe(
+                sequence.draft, accepted=record.accepted, deepest=record.drafted
+            )
+
+    def _observe_lookahead(self, sequence: Sequence, record: StepRecord) -> None:
+        """How far the drafter was right; of a merged draft another candidate may have won."""
+        if not sequence.neural_asked or not record.output:
+            return
+        output = sequence.token_ids[-record.output :]
+        self._economy(sequence.drafting.speculation).lookahead.observe(
+            asked=sequence.neural_asked,
+            drafted=len(sequence.neural_tokens),
+            accepted=num_equal(sequence.neural_tokens, output),
+        )
 
     def _choose(self, sequences: Sequence_[Sequence], other_rows: int) -> None:
         wishes: list[_Wish] = []
         for sequence in sequences:
             started = time.perf_counter()
-            view = sequence.view()
+            view = sequence.view(self._outlook(sequence, other_rows, len(sequences)))
             choice = _choice(sequence, view)
             if isinstance(choice, NeuralWish):
                 limit = min(view.max_draft_tokens, choice.max_tokens)
                 wishes.append(_Wish(sequence, replace(view, max_draft_tokens=limit), choice))
                 choice = Draft(reason=choice.reason)
-            sequence.draft, sequence.drafter_calls = choice, 0
+            sequence.draft, sequence.drafter_calls, sequence.neural_asked = choice, 0, 0
             sequence.draft_ms = (time.perf_counter() - started) * 1e3
         self._ask(wishes, other_rows + len(sequences) - len(wishes))
+
+    def _outlook(self, sequence: Sequence, other_rows: int, num_sequences: int) -> Outlook:
+        return Outlook(
+            step_times=self.step_times,
+            rows=other_rows + num_sequences,
+            num_sequences=num_sequences,
+            lookahead=self._economy(sequence.drafting.speculation).lookahead,
+        )
 
     def _ask(self, wishes: list[_Wish], other_rows: int) -> None:
         """Ask each drafter for all its drafts at once; configurations that share one go together.
@@ -102,8 +125,15 @@ class StepPlanner:
         started = time.perf_counter()
         drafts = drafter.draft_batch([wish.view for wish in wishes])
         milliseconds = (time.perf_counter() - started) * 1e3
-        self._economy(speculation).observe(milliseconds, len(wishes))
+        economy = self._economy(speculation)
+        economy.observe(milliseconds, len(wishes))
         for wish, draft in zip(wishes, drafts, strict=True):
+            asked, drafted = wish.view.max_draft_tokens, draft.candidates[:1]
+            wish.sequence.neural_asked = asked
+            wish.sequence.neural_tokens = drafted[0] if drafted else ()
+            economy.lookahead.observe_time(
+                milliseconds / len(wishes), len(wish.sequence.neural_tokens)
+            )
             wish.sequence.draft = _answered(draft, wish.wish)
             wish.sequence.drafter_calls = 1
             wish.sequence.draft_ms += milliseconds / len(wishes)

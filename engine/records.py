@@ -14,6 +14,8 @@ from engine.sampling import GREEDY, SamplingParams
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from engine.outlook import Outlook
+
 Source = Literal["copy", "neural", "merged", "plain", "prefill"]
 """What a step's rows were: copied drafts, neural drafts, a trie of both, one plain row, or prompt
 rows."""
@@ -98,6 +100,7 @@ class TokenEvent:
 SwitchReason = Literal[
     "always",
     "matched",
+    "worth_most",
     "gate_closed",
     "no_match",
     "no_room",
@@ -106,9 +109,10 @@ SwitchReason = Literal[
     "too_slow",
     "too_costly",
 ]
-"""Why a step's source is what it is: the method knows one only; a match was found; the probe saw no
-copy intent; nothing matched; the answer's limit leaves no room; the drafter did not answer, or
-was unsure of every token; asking it would cost more time than it saves now; the drafted rows would.
+"""Why a step's source is what it is: the method knows one only; a match was found; it promised the
+most tokens per time; the probe saw no copy intent; nothing matched; the answer's limit leaves no
+room; the drafter did not answer, or was unsure of every token; asking it would cost more time than
+it saves now; the drafted rows would.
 """
 
 
@@ -211,6 +215,8 @@ class VerifiedStep:
     """The rows that were verified."""
     next_ids: Sequence[int]
     """The verifier's arg-max behind every node of the tree."""
+    output_ids: tuple[int, ...] = ()
+    """What became output."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,6 +247,8 @@ class CopyIndexShape:
 
     match_lengths: tuple[int, ...]
     max_tokens: int
+    min_match: int = 0
+    """Shortest match that ``CopySource.matches`` lists; 0: it is not asked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -260,3 +268,5 @@ class SequenceView:
     committed position; the last row is row NA. None when nothing is read."""
     sampling: DraftSampling | None = None
     """How a neural drafter should draw its tokens; None: greedily."""
+    outlook: Outlook | None = None
+    """What the coming step may cost; a drafter is not told."""

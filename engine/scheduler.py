@@ -129,7 +129,12 @@ class Scheduler:
                 near_tie_margin=self._limits.near_tie_margin,
                 verify_ms=verify_ms,
             )
-            step = VerifiedStep(record=judgement.record, tree=rows.tree, next_ids=found.next_ids)
+            step = VerifiedStep(
+                record=judgement.record,
+                tree=rows.tree,
+                next_ids=found.next_ids,
+                output_ids=() if judgement.event is None else judgement.event.token_ids,
+            )
             self._learn(sequence, step)
             judgements.append(self._apply(sequence, judgement))
         return StepOutcome(
@@ -142,7 +147,7 @@ class Scheduler:
         record = step.record
         if record.source == "prefill":
             return
-        self._planner.observe(sequence, accepted=record.accepted, deepest=record.drafted)
+        self._planner.observe(sequence, record)
         sequence.chooser.observe(step)
 
     def _apply(self, sequence: Sequence, judgement: Judgement) -> Judgement:

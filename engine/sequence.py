@@ -10,6 +10,7 @@ from engine.copy_source import CopySource
 from engine.drafting import Drafting
 from engine.features import FeatureHistory
 from engine.interfaces import Chooser
+from engine.outlook import Outlook
 from engine.records import Draft, DraftSampling, FinishReason, Request, SequenceView, TokenLogprobs
 from engine.request_stats import RequestStats
 from engine.slots import Prefix
@@ -40,6 +41,10 @@ class Sequence:
     probe_score: float | None = None
     features: FeatureHistory = field(default_factory=FeatureHistory)
     draft: Draft = field(default_factory=Draft)
+    neural_asked: int = 0
+    """Tokens that the drafter was asked for in this step at most; 0: it was not asked."""
+    neural_tokens: tuple[int, ...] = ()
+    """Its first candidate."""
     draft_ms: float = 0.0
     drafter_calls: int = 0
     finish_reason: FinishReason | None = None
@@ -87,7 +92,7 @@ class Sequence:
         budget = self.request.max_tokens - self.num_output_tokens
         return min(budget, self.max_model_len - len(self.token_ids))
 
-    def view(self) -> SequenceView:
+    def view(self, outlook: Outlook | None = None) -> SequenceView:
         """What a policy sees; one of the remaining tokens is the verifier's own."""
         return SequenceView(
             request_id=self.request.request_id,
@@ -97,6 +102,7 @@ class Sequence:
             probe_score=self.probe_score,
             features=self.features.rows,
             sampling=self._draft_sampling,
+            outlook=outlook,
         )
 
     @property

@@ -1,0 +1,41 @@
+"""What followed earlier occurrences of the context's end, as a trie that is opened step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from engine.copy_source import CopyMatch
+
+
+class Branch(NamedTuple):
+    """A token that some occurrences agree on next."""
+
+    token_id: int
+    matches: tuple[CopyMatch, ...]
+    """The occurrences that it continues, in the order of the look-up."""
+
+    @property
+    def length(self) -> int:
+        """The longest of their matches."""
+        return max(match.length for match in self.matches)
+
+    @property
+    def newest(self) -> int:
+        """Where the newest of them goes on."""
+        return max(match.start for match in self.matches)
+
+
+def branches(
+    token_ids: Sequence[int], matches: Sequence[CopyMatch], depth: int
+) -> tuple[Branch, ...]:
+    """The tokens ``depth`` places behind the occurrences, in the order of the look-up.
+
+    An occurrence that reaches the context's end goes no further.
+    """
+    end = len(token_ids)
+    by_token: dict[int, list[CopyMatch]] = {}
+    for match in matches:
+        if match.start + depth < end:
+            by_token.setdefault(token_ids[match.start + depth], []).append(match)
+    return tuple(Branch(token, tuple(found)) for token, found in by_token.items())

@@ -1,0 +1,129 @@
+"""What the gate of SwitchSD+ looks at before it copies: one definition for use and training.
+
+Per branch of the copy trie's first level: how long its match is and how much longer than the
+others', how many occurrences agree on it, how old and where the newest of them is, how alike the
+text before it is beyond the exact match, how well the request's copies did lately, and the probe.
+Deeper nodes are only reached when everything above was right; few features tell then.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import eq
+
+from engine.copy_trie import Branch
+
+FIRST_FEATURES = (
+    "match_length",
+    "match_lead",
+    "share",
+    "distance",
+    "from_prompt",
+    "is_newest",
+    "likeness",
+    "occurrences",
+    "branches",
+    "recent_hits",
+    "recent_tokens",
+    "answer_length",
+)
+"""Features of a branch of the first level, in order; the probe's logit follows where there is
+one."""
+
+FURTHER_FEATURES = ("match_length", "depth", "share", "branches", "recent_tokens", "first")
+"""Features of a deeper node, in order; ``first`` is the logit of its first-level branch."""
+
+LIKENESS_TOKENS = 32
+"""Tokens before an occurrence that are compared place by place."""
+_RECENT_WEIGHT = 0.2
+
+
+@dataclass(slots=True)
+class RecentCopies:
+    """How the copies of a request did lately: moving averages."""
+
+    hits: float = 0.5
+    """Share of which a token was accepted."""
+    tokens: float = 1.0
+    """Tokens accepted."""
+
+    def observe(self, accepted: int) -> None:
+        """A copy was, or would have been, accepted for so many tokens."""
+        self.hits += _RECENT_WEIGHT * ((accepted > 0) - self.hits)
+        self.tokens += _RECENT_WEIGHT * (accepted - self.tokens)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Situation:
+    """What is the same for all branches of a step."""
+
+    token_ids: Sequence[int]
+    """The context; the last one is the pending token."""
+    prompt_length: int
+    recent: RecentCopies
+    probe_logit: float | None = None
+    """None: there is no probe."""
+
+
+def first_features(situation: Situation, found: Sequence[Branch]) -> list[list[float]]:
+    """One row per branch, in the order of ``FIRST_FEATURES``, then the probe's logit."""
+    newest = max(branch.newest for branch in found)
+    total = sum(len(branch.matches) for branch in found)
+    lengths = [branch.length for branch in found]
+    shared = _shared_features(situation, total=total, num_branches=len(found))
+    return [
+        [
+            math.log(branch.length),
+            math.log((1 + branch.length) / (1 + _longest_but(index, lengths))),
+            len(branch.matches) / total,
+            math.log1p(len(situation.token_ids) - branch.newest),
+            float(branch.newest < situation.prompt_length),
+            float(branch.newest == newest),
+            _likeness(situation.token_ids, branch.matches[0].start),
+            *shared,
+        ]
+        for index, branch in enumerate(found)
+    ]
+
+
+def _shared_features(situation: Situation, *, total: int, num_branches: int) -> list[float]:
+    recent = situation.recent
+    answer_length = len(situation.token_ids) - situation.prompt_length
+    probe = () if situation.probe_logit is None else (situation.probe_logit,)
+    return [
+        math.log(total),
+        math.log(num_branches),
+        recent.hits,
+        math.log1p(recent.tokens),
+        math.log1p(max(answer_length, 0)),
+        *probe,
+    ]
+
+
+def _longest_but(index: int, lengths: Sequence[int]) -> int:
+    return max((length for other, length in enumerate(lengths) if other != index), default=0)
+
+
+def _likeness(token_ids: Sequence[int], start: int) -> float:
+    """Share of the tokens before ``start`` that equal those before the context's end."""
+    count = min(LIKENESS_TOKENS, start)
+    old, new = token_ids[start - count : start], token_ids[len(token_ids) - count :]
+    num_equal: int = sum(map(eq, old, new))
+    return num_equal / LIKENESS_TOKENS
+
+
+def further_features(
+    branch: Branch, siblings: Sequence[Branch], *, depth: int, first: float, recent: RecentCopies
+) -> list[float]:
+    """Of a node ``depth`` places behind the occurrences, in the order of ``FURTHER_FEATURES``."""
+    total = sum(len(sibling.matches) for sibling in siblings)
+    return [
+        math.log(branch.length + depth),
+        math.log(depth),
+        len(branch.matches) / total,
+        math.log(len(siblings)),
+        math.log1p(recent.tokens),
+        first,
+    ]

@@ -1,0 +1,102 @@
+"""SwitchSD+: the option with the most expected tokens per expected time, copies rated by a gate.
+
+Beyond SwitchSD (arXiv 2609.20186), whose gate asks "does the verifier mean to copy", this one asks
+"what will this copy bring": a learned gate (``engine/gate.py``) rates every token that could be
+copied, from matches of two tokens on, and the step goes plain, copies, drafts neurally or verifies
+both in one trie, whichever brings the most expected tokens per expected time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+
+from engine.candidates import num_equal
+from engine.gate import Gate, logit
+from engine.gate_features import RecentCopies, Situation
+from engine.interfaces import Chooser
+from engine.policies.options import best_option, copy_draft, merged_draft
+from engine.rated_copies import CopyRater, RatedCopies
+from engine.records import Choice, CopyIndexShape, Draft, NeuralWish, SequenceView, VerifiedStep
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwitchSDPlus:
+    """The gate and what it may choose from."""
+
+    gate: Gate
+    match_length: int = 2
+    """Shortest match (kappa)."""
+    max_candidates: int = 16
+    """Earlier occurrences that are looked at."""
+    max_tokens: int = 20
+    max_nodes: int = 64
+    """Copied rows of a step at most."""
+    num_speculative_tokens: int = 0
+    """Longest neural draft; 0: there is no drafter."""
+    name: str = "switch_sd_plus"
+
+    @property
+    def copy_index(self) -> CopyIndexShape:
+        """Matches only: continuations are read from the context."""
+        return CopyIndexShape(
+            match_lengths=(), max_tokens=self.max_tokens, min_match=self.match_length
+        )
+
+    def begin(self) -> Chooser:
+        """With the request's own memory of its copies."""
+        return GatedChooser(self)
+
+
+@dataclass(slots=True)
+class GatedChooser:
+    """One request's."""
+
+    policy: SwitchSDPlus
+    _recent: RecentCopies = field(default_factory=RecentCopies)
+    _prompt_length: int | None = None
+    _rated: RatedCopies = field(default_factory=RatedCopies)
+    """What was rated in the last step, whatever was chosen."""
+
+    def choose(self, view: SequenceView) -> Choice:
+        """Rate the copies, compare the options, take the best."""
+        assert view.outlook is not None, "the planner has an outlook for every step"
+        if self._prompt_length is None:
+            self._prompt_length = len(view.token_ids) - 1
+        copies = self._rated = self._rate(view)
+        lookahead = min(self.policy.num_speculative_tokens, view.max_draft_tokens)
+        best = best_option(copies, view.outlook, lookahead)
+        match best.source:
+            case "copy":
+                return copy_draft(copies)
+            case "neural":
+                return NeuralWish(max_tokens=best.lookahead, reason="worth_most")
+            case "merged":
+                merge = partial(merged_draft, copies, view.outlook.lookahead.acceptance())
+                return NeuralWish(max_tokens=best.lookahead, reason="worth_most", finish=merge)
+        return Draft(reason="worth_most" if copies.candidates else "no_match")
+
+    def observe(self, step: VerifiedStep) -> None:
+        """How far the copies would have been right, also where they were not verified."""
+        output = step.output_ids
+        if output and self._rated.candidates:
+            right = max(num_equal(candidate, output) for candidate in self._rated.candidates)
+            self._recent.observe(right)
+
+    def _rate(self, view: SequenceView) -> RatedCopies:
+        policy, score = self.policy, view.probe_score
+        matches = view.copies.matches(max_matches=policy.max_candidates)
+        if not matches:
+            return RatedCopies()
+        situation = Situation(
+            token_ids=view.token_ids,
+            prompt_length=self._prompt_length or 0,
+            recent=self._recent,
+            probe_logit=None if score is None else logit(score),
+        )
+        rater = CopyRater(
+            policy.gate.model(has_probe=score is not None),
+            max_tokens=min(policy.max_tokens, view.max_draft_tokens),
+            max_nodes=policy.max_nodes,
+        )
+        return rater.rate(situation, matches)

@@ -1,0 +1,112 @@
+"""The likeliest part of a copy trie: opened node by node, the likeliest first."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from engine.copy_source import CopyMatch
+from engine.copy_trie import Branch, branches
+from engine.gate import CopyModel, sigmoid
+from engine.gate_features import Situation, first_features, further_features
+
+MIN_PROBABILITY = 0.03
+"""Nodes that are reached more rarely are not opened: no row is that cheap."""
+
+
+@dataclass(frozen=True, slots=True)
+class RatedCopies:
+    """Nodes in the order of falling probability, parents before their children."""
+
+    candidates: tuple[tuple[int, ...], ...] = ()
+    """The paths that no other one goes on from, the most expected tokens first."""
+    ratings: tuple[tuple[float, ...], ...] = ()
+    """The chance of each candidate to be accepted up to each of its tokens."""
+    probabilities: tuple[float, ...] = ()
+    """Of all nodes, falling."""
+    first_token: float = 0.0
+    """The chance that any token is accepted."""
+    match_length: int = 0
+
+    @property
+    def expected_tokens(self) -> float:
+        """Expected accepted tokens when every node is verified."""
+        return sum(self.probabilities)
+
+
+@dataclass(order=True, slots=True)
+class _Open:
+    """A node that waits; the heap's smallest is the likeliest."""
+
+    negative_probability: float
+    order: int
+    branch: Branch = field(compare=False)
+    path: tuple[int, ...] = field(compare=False)
+    ratings: tuple[float, ...] = field(compare=False)
+    first: float = field(compare=False)
+    """Logit of the first-level branch above it."""
+
+
+class CopyRater:
+    """Rates what could be copied, by one model."""
+
+    def __init__(self, model: CopyModel, *, max_tokens: int, max_nodes: int) -> None:
+        self._model, self._max_tokens, self._max_nodes = model, max_tokens, max_nodes
+
+    def rate(self, situation: Situation, matches: Sequence[CopyMatch]) -> RatedCopies:
+        """At most ``max_nodes`` nodes of paths of at most ``max_tokens`` tokens."""
+        waiting = self._first_level(situation, matches)
+        if not waiting:
+            return RatedCopies()
+        first_token = -sum(one.negative_probability for one in waiting)
+        opened: dict[tuple[int, ...], tuple[float, ...]] = {}
+        probabilities: list[float] = []
+        while waiting and len(probabilities) < self._max_nodes:
+            node = heapq.heappop(waiting)
+            opened.pop(node.path[:-1], None)
+            opened[node.path] = node.ratings
+            probabilities.append(-node.negative_probability)
+            if len(node.path) < self._max_tokens:
+                for child in self._children(situation, node, len(probabilities)):
+                    heapq.heappush(waiting, child)
+        best_first = sorted(opened.items(), key=lambda item: -sum(item[1]))
+        return RatedCopies(
+            candidates=tuple(path for path, _ in best_first),
+            ratings=tuple(ratings for _, ratings in best_first),
+            probabilities=tuple(probabilities),
+            first_token=min(first_token, 1.0),
+            match_length=max(match.length for match in matches),
+        )
+
+    def _first_level(self, situation: Situation, matches: Sequence[CopyMatch]) -> list[_Open]:
+        found = branches(situation.token_ids, matches, 0)
+        if not found:
+            return []
+        rows = np.array(first_features(situation, found))
+        logits = self._model.first_logits(rows).tolist()
+        chances = [sigmoid(one) for one in logits]
+        total = max(1.0, sum(chances))
+        waiting = [
+            _Open(-chance / total, index, branch, (branch.token_id,), (chance / total,), one)
+            for index, (branch, chance, one) in enumerate(zip(found, chances, logits, strict=True))
+            if chance / total >= MIN_PROBABILITY
+        ]
+        heapq.heapify(waiting)
+        return waiting
+
+    def _children(self, situation: Situation, node: _Open, count: int) -> list[_Open]:
+        depth = len(node.path)
+        found = branches(situation.token_ids, node.branch.matches, depth)
+        children = []
+        for branch in found:
+            features = further_features(
+                branch, found, depth=depth, first=node.first, recent=situation.recent
+            )
+            chance = node.ratings[-1] * self._model.further_probability(features)
+            if chance >= MIN_PROBABILITY:
+                path, ratings = (*node.path, branch.token_id), (*node.ratings, chance)
+                children.append(_Open(-chance, count, branch, path, ratings, node.first))
+        return children
