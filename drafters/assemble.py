@@ -20,7 +20,7 @@ from engine.admission import SchedulerLimits
 from engine.attention.merged import MergedAttention
 from engine.attention.rowwise import RowwiseAttention
 from engine.channels import BroadcastControl, LocalControl
-from engine.config import DrafterKey, EngineConfig, SpeculationConfig
+from engine.config import EngineConfig
 from engine.control import ControlChannel, message_length
 from engine.copy_source import CopySource
 from engine.drafting import Drafters, LoadedDrafter, OneByOne
@@ -36,6 +36,7 @@ from engine.probe import Probe, load_probe
 from engine.records import CopyIndexShape
 from engine.runner import ModelRunner, PlacedProbe, Readouts
 from engine.scheduler import Scheduler
+from engine.speculation import DrafterKey, SpeculationConfig
 from engine.step_context import AttentionBackend
 from engine.step_time import StepTimeTable, measure_step_times
 from engine.timing import sibling_rows

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from engine.config import DrafterKey, SpeculationConfig
 from engine.interfaces import BatchDrafter, NeuralDrafter, SwitchingPolicy
 from engine.policies import build_policy
 from engine.probe import Probe
 from engine.records import Draft, SequenceView
+from engine.speculation import DrafterKey, SpeculationConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from itertools import count
 
-from engine.config import SpeculationConfig
 from engine.control import ControlChannel, Verdict
 from engine.counters import EngineCounters
 from engine.drafting import Drafters
@@ -18,6 +17,7 @@ from engine.records import GenerationResult, Request, StepOutcome, StepRecord, T
 from engine.runner import ModelRunner
 from engine.sampling import GREEDY, SamplingParams
 from engine.scheduler import Scheduler
+from engine.speculation import SpeculationConfig
 from engine.tokenizer import Tokenizer
 
 

@@ -11,7 +11,6 @@ from collections.abc import Sequence as Sequence_
 from dataclasses import dataclass, replace
 
 from engine.candidates import TokenTree, chain, merge_candidates, num_equal
-from engine.config import SpeculationConfig
 from engine.draft_economy import DraftEconomy
 from engine.outlook import Outlook
 from engine.records import Draft, NeuralWish, SequenceView, StepRecord
@@ -22,6 +21,7 @@ from engine.row_budget import (
     worthwhile_rows,
 )
 from engine.sequence import Sequence
+from engine.speculation import SpeculationConfig
 from engine.step_time import StepTimeTable
 
 

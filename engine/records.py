@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from engine.candidates import TokenTree
-from engine.config import SpeculationConfig
 from engine.copy_source import CopySource
 from engine.sampling import GREEDY, SamplingParams
+from engine.speculation import SpeculationConfig
 
 if TYPE_CHECKING:
     from torch import Tensor

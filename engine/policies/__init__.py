@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from engine.config import SpeculationConfig
 from engine.interfaces import SwitchingPolicy
 from engine.policies.copy_spec import CopySpec
 from engine.policies.fallback import Fallback
@@ -11,6 +10,7 @@ from engine.policies.prompt_lookup import PromptLookup
 from engine.policies.switch_sd import SwitchSD
 from engine.policies.vanilla import Vanilla
 from engine.probe import Probe
+from engine.speculation import SpeculationConfig
 
 
 def build_policy(speculation: SpeculationConfig, probe: Probe | None) -> SwitchingPolicy:

@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from engine.config import SpeculationConfig
 from engine.engine import SpeculativeEngine
 from engine.sampling import GREEDY, SamplingParams
+from engine.speculation import SpeculationConfig
 from launch.bench.cpu_time import cpu_seconds
 from launch.bench.runs import Run
 from launch.bench.workloads import Prompt

@@ -9,7 +9,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from engine.config import SpeculationConfig, parse_overrides, speculation
+from engine.speculation import SpeculationConfig, parse_overrides, speculation
 
 VANILLA = "vanilla"
 

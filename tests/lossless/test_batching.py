@@ -12,10 +12,10 @@ from random import Random
 import pytest
 import torch
 
-from engine.config import SpeculationConfig, speculation
 from engine.engine import SpeculativeEngine
 from engine.records import Request
 from engine.sampling import SamplingParams
+from engine.speculation import SpeculationConfig, speculation
 from parallel.mesh import Mesh
 from tests.lossless.test_greedy import CONFIG, MAX_TOKENS, probe, repetitive_prompts
 from tests.lossless.test_neural import engine as eagle_engine

@@ -10,10 +10,10 @@ import torch
 
 from engine.attention.masked import MaskedAttention
 from engine.attention.rowwise import RowwiseAttention
-from engine.config import SpeculationConfig, speculation
 from engine.interfaces import Site
 from engine.models.config import ModelConfig
 from engine.probe import Probe
+from engine.speculation import SpeculationConfig, speculation
 from parallel.mesh import Mesh
 from tests.support.adversaries import Adversary
 from tests.support.engines import TinyEngine, answers, build_engine, random_decoder

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.config import speculation
 from engine.features import FeatureProjection
+from engine.speculation import speculation
 from parallel.mesh import Mesh
 from tests.lossless.test_greedy import CONFIG, MAX_TOKENS, probe, repetitive_prompts
 from tests.support.engines import TinyEngine, answers, build_engine, random_decoder

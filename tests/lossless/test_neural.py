@@ -9,11 +9,11 @@ import torch
 
 from drafters.draft_tree import ChainShape, TreeShape
 from drafters.eagle3 import Eagle3Drafter
-from engine.config import SpeculationConfig
 from engine.engine import SpeculativeEngine
 from engine.interfaces import Site
 from engine.probe import Probe
 from engine.records import Request, StepRecord
+from engine.speculation import SpeculationConfig
 from parallel.mesh import Mesh
 from tests.lossless.test_greedy import CONFIG
 from tests.support.engines import TinyEngine, build_engine, random_decoder

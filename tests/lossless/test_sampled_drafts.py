@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from drafters.draft_tree import ChainShape
-from engine.config import speculation
 from engine.engine import SpeculativeEngine
 from engine.methods import DraftSampleMethod
 from engine.records import Request, StepRecord
 from engine.sampling import SamplingParams, distribution
+from engine.speculation import speculation
 from parallel.mesh import Mesh
 from tests.lossless.test_greedy import CONFIG
 from tests.lossless.test_sampled_engine import KINDS, alone, requests, tokens

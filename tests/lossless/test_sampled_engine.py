@@ -13,10 +13,10 @@ from itertools import pairwise
 import pytest
 import torch
 
-from engine.config import SpeculationConfig, speculation
 from engine.engine import SpeculativeEngine
 from engine.records import Request, StepRecord, TokenEvent
 from engine.sampling import SamplingParams
+from engine.speculation import SpeculationConfig, speculation
 from parallel.mesh import Mesh
 from tests.lossless.test_greedy import CONFIG, probe, repetitive_prompts
 from tests.support.adversaries import Adversary

@@ -14,12 +14,12 @@ from drafters.draft_tree import ChainShape, TreeShape
 from drafters.small_model import SmallModelDrafter
 from drafters.steered import SteeredDrafter, install_steering
 from drafters.steering import HEADS, SteeringHead
-from engine.config import speculation
 from engine.interfaces import Site
 from engine.models.decoder import Decoder
 from engine.models.layers import Linear
 from engine.probe import Probe
 from engine.records import Request, StepRecord
+from engine.speculation import speculation
 from parallel.mesh import Mesh
 from tests.lossless.test_greedy import CONFIG
 from tests.support.engines import TinyEngine, answers, build_engine, random_decoder

@@ -10,9 +10,10 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from drafters.assemble import assemble_engine
-from engine.config import EngineConfig, speculation
+from engine.config import EngineConfig
 from engine.engine import SpeculativeEngine
 from engine.sampling import SamplingParams
+from engine.speculation import speculation
 from engine.weights import resolve_model
 from parallel.mesh import Mesh
 

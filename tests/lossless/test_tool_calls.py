@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from drafters.assemble import assemble_engine
-from engine.config import EngineConfig, SpeculationConfig, speculation
+from engine.config import EngineConfig
 from engine.engine import SpeculativeEngine
 from engine.sampling import SamplingParams
+from engine.speculation import SpeculationConfig, speculation
 from parallel.mesh import Mesh
 from ray_app.openai_requests import ChatCompletionRequest
 from ray_app.tool_calls import ToolCallReader, ToolFormat

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from engine.config import speculation
 from engine.engine import SpeculativeEngine
 from engine.interfaces import NeuralDrafter
 from engine.records import Request, StepRecord
+from engine.speculation import speculation
 from parallel.mesh import Mesh
 from tests.lossless.test_greedy import CONFIG, MAX_TOKENS, probe, repetitive_prompts
 from tests.support.distributed import run_ranks

@@ -9,12 +9,12 @@ import torch
 
 from engine.block import SequenceRows
 from engine.candidates import chain
-from engine.config import speculation
 from engine.control import Verdict
 from engine.engine import SpeculativeEngine
 from engine.features import FeatureProjection
 from engine.models.layers import Linear
 from engine.records import Request
+from engine.speculation import speculation
 from parallel.mesh import Mesh
 from tests.lossless.test_greedy import CONFIG, MAX_TOKENS, probe, repetitive_prompts
 from tests.lossless.test_sampled_engine import KINDS, alone, requests, tokens

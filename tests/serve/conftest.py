@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.config import EngineConfig, speculation
+from engine.config import EngineConfig
+from engine.speculation import speculation
 from ray_app.cluster import ClusterChoice, connect, disconnect
 from tests.support.tiny import LLAMA33, write_checkpoint
 

@@ -15,7 +15,8 @@ from typing import Any
 import httpx
 import pytest
 
-from engine.config import EngineConfig, speculation
+from engine.config import EngineConfig
+from engine.speculation import speculation
 from ray_app import server
 from ray_app.config import ServerConfig
 from ray_app.drafter_actor import DrafterVitals

@@ -11,8 +11,9 @@ from dataclasses import replace
 
 import pytest
 
-from engine.config import EngineConfig, speculation
+from engine.config import EngineConfig
 from engine.records import Request
+from engine.speculation import speculation
 from ray_app.engine_client import EngineClient
 from ray_app.worker_group import RankFailedError, WorkerGroup
 from tests.support.leftovers import living_actors, living_processes, placement_groups

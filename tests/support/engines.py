@@ -12,7 +12,6 @@ from drafters.remote import RemoteDrafter
 from engine.admission import SchedulerLimits
 from engine.attention.merged import MergedAttention
 from engine.channels import BroadcastControl, LocalControl
-from engine.config import SpeculationConfig, speculation
 from engine.control import message_length
 from engine.drafting import Drafters, Drafting, LoadedDrafter, OneByOne
 from engine.engine import SpeculativeEngine
@@ -27,6 +26,7 @@ from engine.probe import Probe
 from engine.records import Request, TokenEvent
 from engine.runner import ModelRunner, PlacedProbe, Readouts
 from engine.scheduler import Scheduler
+from engine.speculation import SpeculationConfig, speculation
 from engine.step_context import AttentionBackend
 from parallel.mesh import Mesh
 from parallel.pipeline import stage_of_layer

@@ -9,8 +9,9 @@ from typing import Any
 
 import httpx
 
-from engine.config import EngineConfig, speculation
+from engine.config import EngineConfig
 from engine.records import FinishReason, Request, TokenEvent, TokenSource
+from engine.speculation import speculation
 from engine.tokenizer import Tokenizer
 from ray_app.app import build_app
 from ray_app.config import ServerConfig

@@ -8,8 +8,9 @@ from typing import Any, get_args
 
 import pytest
 
-from engine.config import EngineConfig, SpeculationConfig, parse_speculation, speculation
+from engine.config import EngineConfig
 from engine.methods import AVAILABLE_METHODS, Method
+from engine.speculation import SpeculationConfig, parse_speculation, speculation
 
 CONFIG = EngineConfig(model="some/model")
 

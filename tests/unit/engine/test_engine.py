@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from engine.config import speculation
 from engine.records import Request, StepRecord, TokenEvent
+from engine.speculation import speculation
 from parallel.mesh import Mesh
 from tests.lossless.test_greedy import CONFIG, repetitive_prompts
 from tests.support.engines import TinyEngine, build_engine

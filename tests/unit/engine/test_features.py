@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from engine.config import speculation
 from engine.features import FeatureHistory, FeatureProjection, FeatureReader
 from engine.interfaces import Site
 from engine.models.layers import RMSNorm
+from engine.speculation import speculation
 from parallel.mesh import Mesh
 from tests.support.engines import TinyEngine, answers, build_engine, random_decoder
 from tests.support.tiny import LLAMA33

@@ -5,12 +5,12 @@ from __future__ import annotations
 from drafters.copy_index import CopyIndex
 from engine.block import SequenceRows
 from engine.candidates import merge_candidates
-from engine.config import speculation
 from engine.drafting import Drafters
 from engine.judge import Judgement, RowResults, judge
 from engine.records import Draft, Request, TokenEvent
 from engine.request_stats import RequestStats
 from engine.sequence import Sequence
+from engine.speculation import speculation
 
 PROMPT = (5, 6, 7, 5, 6)
 

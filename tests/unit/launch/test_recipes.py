@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from engine.config import speculation
+from engine.speculation import speculation
 from launch.recipes import RECIPES, EngineFlags, engine_config, recipe
 
 

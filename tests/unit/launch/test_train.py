@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from drafters.neural import load_drafter, load_projection
-from engine.config import speculation
 from engine.copy_source import NO_COPIES
 from engine.probe import load_probe
 from engine.records import SequenceView
+from engine.speculation import speculation
 from launch.recipes import recipe
 from launch.train import ProbeFlags, main, probe_run
 

@@ -14,9 +14,9 @@ from drafters.training.capture import (
     generate_transcripts,
 )
 from drafters.training.copy_labels import accepted_copy_lengths, copy_labels
-from engine.config import speculation
 from engine.interfaces import Site
 from engine.models.config import ModelConfig
+from engine.speculation import speculation
 from parallel.mesh import Mesh
 from tests.support.causal import CausalContext
 from tests.support.engines import TinyEngine, build_engine, random_decoder

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.config import speculation
+from engine.speculation import speculation
 from launch.bench.methods import parse_variants, shared_speculation
 
 
