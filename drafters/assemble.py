@@ -14,7 +14,7 @@ import torch
 
 from drafters.copy_index import CopyIndex
 from drafters.neural import load_drafter, load_projection
-from drafters.pretrained import shipped_probe
+from drafters.pretrained import shipped_gate, shipped_probe
 from drafters.remote import RemoteDrafter
 from engine.admission import SchedulerLimits
 from engine.attention.merged import MergedAttention
@@ -27,11 +27,13 @@ from engine.drafting import Drafters, LoadedDrafter, OneByOne
 from engine.engine import SpeculativeEngine
 from engine.exactness import RowPadding, find_row_padding
 from engine.features import FeatureProjection
+from engine.gate import Gate, load_gate
 from engine.grammar import GrammarFactory
 from engine.interfaces import BatchDrafter
 from engine.kernels import install_kernels
 from engine.kv_cache import KVCache, KVShape
 from engine.models.decoder import Attention, Decoder
+from engine.policies import NO_GATE
 from engine.probe import Probe, load_probe
 from engine.records import CopyIndexShape
 from engine.runner import ModelRunner, PlacedProbe, Readouts
@@ -73,11 +75,11 @@ def assemble_engine(
     dtype = getattr(torch, config.dtype)
     source = resolve_model(config.model)
     tokenizer = load_tokenizer(source)
-    probe = configured_probe(config)
+    readers = Drafters(probe=configured_probe(config), gate=configured_gate(config, also))
     wanted = _distinct_drafters(config, also)
     projections = [load_projection(one) for one in wanted]
     model = load_model(str(source), dtype=dtype, mesh=mesh, max_model_len=config.max_model_len)
-    if probe is not None:
+    for probe in readers.probes:
         probe.check(model.config, config.model)
     kv = _kv_cache(config, model, dtype)
     native = install_kernels(model, config.kernels)
@@ -92,18 +94,18 @@ def assemble_engine(
         attention=attention,
         padding=padding,
         readouts=Readouts(
-            probes=_placed((probe,), model, mesh),
+            probes=_placed(readers.probes, model, mesh),
             projections=tuple(found for found in projections if found is not None),
         ),
     )
     step_times = measure_step_times(
         lambda rows: _discard(runner.run(sibling_rows(rows, kv))), max_rows=min(48, kv.max_rows)
     )
-    drafters, scheduler = Drafters(probe=probe), None
+    drafters, scheduler = readers, None
     if mesh.is_coordinator:
         vocab_size = model.config.vocab_size
         neural = _neural_drafters(wanted, projections, connect_drafter, vocab_size=vocab_size)
-        drafters = Drafters(probe=probe, neural=neural)
+        drafters = replace(readers, neural=neural)
         scheduler = _scheduler(config, model, tokenizer, drafters, step_times)
     return SpeculativeEngine(
         runner=runner,
@@ -164,6 +166,17 @@ def configured_probe(config: EngineConfig) -> Probe | None:
     return None
 
 
+def configured_gate(config: EngineConfig, also: Sequence[SpeculationConfig] = ()) -> Gate | None:
+    """The gate that the first method that needs one names, else the one shipped for the model."""
+    for speculation in (config.speculation, *also):
+        if speculation.reads_gate:
+            path = speculation.gate or shipped_gate(config.model)
+            if path is None:
+                raise ValueError(NO_GATE)
+            return load_gate(Path(path))
+    return None
+
+
 def _kv_cache(config: EngineConfig, model: Decoder, dtype: torch.dtype) -> KVCache:
     shape = KVShape(
         layer_indices=model.layer_indices,
@@ -195,13 +208,12 @@ def _attention(config: EngineConfig, dtype: torch.dtype, *, native: bool) -> Att
     return MergedAttention
 
 
-def _placed(probes: Sequence[Probe | None], model: Decoder, mesh: Mesh) -> tuple[PlacedProbe, ...]:
-    """The probes that there are, with the stages that hold their layers."""
+def _placed(probes: Sequence[Probe], model: Decoder, mesh: Mesh) -> tuple[PlacedProbe, ...]:
+    """With the stages that hold their layers."""
     layers = model.config.num_layers
     return tuple(
         PlacedProbe(probe=probe, stage=stage_of_layer(probe.layer, layers, mesh.num_stages))
         for probe in probes
-        if probe is not None
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from engine.gate import Gate
 from engine.interfaces import BatchDrafter, NeuralDrafter, SwitchingPolicy
 from engine.policies import build_policy
 from engine.probe import Probe
@@ -59,9 +60,10 @@ class Drafting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drafters:
-    """Everything loaded that can draft: the probe and the neural drafters."""
+    """Everything loaded that can draft: the probe, the gate and the neural drafters."""
 
     probe: Probe | None = None
+    gate: Gate | None = None
     neural: Mapping[DrafterKey, LoadedDrafter] = field(default_factory=dict)
 
     def drafting(self, speculation: SpeculationConfig) -> Drafting:
@@ -73,7 +75,18 @@ class Drafters:
             )
         return Drafting(
             speculation=speculation,
-            policy=build_policy(speculation, self.probe),
+            policy=build_policy(speculation, self.probe, self.gate),
             drafter=None if loaded is None else loaded.drafter,
             projection=0 if loaded is None else loaded.projection,
+            probe=self._gate_index if speculation.reads_gate else 0,
         )
+
+    @property
+    def probes(self) -> tuple[Probe, ...]:
+        """What the verifier's passes must read: the copy-intent probe, then the gate's."""
+        own = () if self.gate is None else (self.gate.probe,)
+        return own if self.probe is None else (self.probe, *own)
+
+    @property
+    def _gate_index(self) -> int:
+        return len(self.probes) - 1

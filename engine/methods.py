@@ -9,6 +9,7 @@ Method = Literal[
     "prompt_lookup",
     "copy_spec",
     "switch_sd",
+    "switch_sd_plus",
     "bandit_spec",
     "eagle3",
     "small_model",
@@ -25,7 +26,7 @@ NeuralMethod = Literal["eagle3", "small_model", "steered"]
 
 NEURAL_METHODS: tuple[NeuralMethod, ...] = ("eagle3", "small_model", "steered")
 
-METHODS_WITH_DRAFTER = ("switch_sd", "copy_spec", *NEURAL_METHODS)
+METHODS_WITH_DRAFTER = ("switch_sd", "switch_sd_plus", "copy_spec", *NEURAL_METHODS)
 """Methods that a neural drafter can serve."""
 
 Drafter = Literal["none", "eagle3", "small_model", "steered"]
@@ -43,6 +44,7 @@ AVAILABLE_METHODS: tuple[Method, ...] = (
     "prompt_lookup",
     "copy_spec",
     "switch_sd",
+    "switch_sd_plus",
     *NEURAL_METHODS,
 )
 AVAILABLE_DRAFTERS: tuple[Drafter, ...] = ("none", *NEURAL_METHODS)
@@ -58,6 +60,8 @@ METHOD_DEFAULTS: dict[str, dict[str, Any]] = {
     },
     # CopySpec: γ = 3, number_copy = 10, earliest occurrence (command-line defaults of its code).
     "copy_spec": {"copy_match_length": 3, "copy_max_candidates": 1, "copy_max_tokens": 10},
+    # Our own gate rates matches of two tokens on, so short ones cost nothing but the look-up.
+    "switch_sd_plus": {"copy_match_length": 2, "copy_max_candidates": 16},
     **{method: {"drafter": method} for method in NEURAL_METHODS},
 }
 """Where a method differs from ``SpeculationConfig``'s defaults, which are SwitchSD's."""

@@ -68,6 +68,8 @@ class SpeculationConfig:
     """File of the copy-intent probe; by default the one shipped for the model."""
     probe_threshold: float | None = None
     """Copy intent from which copying is allowed: by default the probe file's; 0 always copies."""
+    gate: str | None = None
+    """File of switch_sd_plus's gate; by default the one shipped for the model."""
     row_budget: str | int = "auto"
     """Rows verified per step: a number, 'full' (W x D) or 'auto' (from measured step times)."""
 
@@ -87,6 +89,7 @@ class SpeculationConfig:
             get_args(DraftSampleMethod),
         )
         check_text("probe", self.probe)
+        check_text("gate", self.gate)
         if self.probe_threshold is not None:
             check_share("probe_threshold", self.probe_threshold)
         _check_row_budget(self.row_budget)
@@ -107,6 +110,11 @@ class SpeculationConfig:
     def reads_probe(self) -> bool:
         """Whether the method asks the verifier's probe before it copies."""
         return self.method == "switch_sd" and self.probe_threshold != 0
+
+    @property
+    def reads_gate(self) -> bool:
+        """Whether the method rates copies by the learned gate, with the gate's own probe."""
+        return self.method == "switch_sd_plus"
 
 
 def speculation(method: str, **overrides: Any) -> SpeculationConfig:

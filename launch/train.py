@@ -34,6 +34,7 @@ from launch.probe_report import write_probe
 from launch.probe_training import ProbeRun, ProbeTrainer, output_directory
 from launch.provenance import provenance
 from launch.recipes import EngineFlags, engine_config
+from launch.train_gate import train_gate
 from launch.training_ranks import TrainingRanks, training_ranks
 
 PROG = "python -m launch.train"
@@ -242,6 +243,7 @@ def _distil(
 
 _PARTS: dict[str, Callable[[Sequence[str]], None]] = {
     "probe": train_probe,
+    "gate": train_gate,
     "eagle3": train_eagle3,
     "small": train_small_drafter,
     "steered": train_steered_drafter,

