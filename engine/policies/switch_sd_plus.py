@@ -53,7 +53,7 @@ class GatedChooser:
     """One request's."""
 
     policy: SwitchSDPlus
-    _recent: RecentCopies = field(default_factory=RecentCopies)
+    recent: RecentCopies = field(default_factory=RecentCopies)
     _prompt_length: int | None = None
     _rated: RatedCopies = field(default_factory=RatedCopies)
     """What was rated in the last step, whatever was chosen."""
@@ -81,7 +81,7 @@ class GatedChooser:
         output = step.output_ids
         if output and self._rated.candidates:
             right = max(num_equal(candidate, output) for candidate in self._rated.candidates)
-            self._recent.observe(right)
+            self.recent.observe(right)
 
     def _rate(self, view: SequenceView) -> RatedCopies:
         policy, score = self.policy, view.probe_score
@@ -91,7 +91,7 @@ class GatedChooser:
         situation = Situation(
             token_ids=view.token_ids,
             prompt_length=self._prompt_length or 0,
-            recent=self._recent,
+            recent=self.recent,
             probe_logit=None if score is None else logit(score),
         )
         rater = CopyRater(

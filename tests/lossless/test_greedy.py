@@ -17,6 +17,7 @@ from engine.speculation import SpeculationConfig, speculation
 from parallel.mesh import Mesh
 from tests.support.adversaries import Adversary
 from tests.support.engines import TinyEngine, answers, build_engine, random_decoder
+from tests.support.gates import gate
 from tests.support.reference import greedy_decode
 
 CONFIG = ModelConfig(
@@ -71,12 +72,14 @@ def check(tiny: TinyEngine, truth: Sequence[tuple[int, ...]], batch: int) -> Non
 
 
 @pytest.mark.parametrize("batch", [1, 2, 3, 4])
-@pytest.mark.parametrize("method", ["vanilla", "prompt_lookup", "copy_spec", "switch_sd"])
+@pytest.mark.parametrize(
+    "method", ["vanilla", "prompt_lookup", "copy_spec", "switch_sd", "switch_sd_plus"]
+)
 def test_every_method_equals_plain_decoding(
     truth: list[tuple[int, ...]], method: str, batch: int
 ) -> None:
     """Catches any error in layout, masks, commit or acceptance that changes a token."""
-    tiny = TinyEngine(config=CONFIG, speculation=speculation(method), probe=probe())
+    tiny = TinyEngine(config=CONFIG, speculation=speculation(method), probe=probe(), gate=gate())
     check(tiny, truth, batch)
 
 

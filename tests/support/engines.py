@@ -17,6 +17,7 @@ from engine.drafting import Drafters, Drafting, LoadedDrafter, OneByOne
 from engine.engine import SpeculativeEngine
 from engine.exactness import RowPadding
 from engine.features import FeatureProjection
+from engine.gate import Gate
 from engine.interfaces import BatchDrafter, NeuralDrafter, SwitchingPolicy
 from engine.kv_cache import KVCache, KVShape
 from engine.models.config import ModelConfig
@@ -49,6 +50,7 @@ class TinyEngine:
     speculation: SpeculationConfig = field(default_factory=lambda: speculation("vanilla"))
     policy: SwitchingPolicy | None = None
     probe: Probe | None = None
+    gate: Gate | None = None
     drafter: NeuralDrafter | None = None
     """Serves whatever drafter the configuration names; on the coordinator."""
     projection: FeatureProjection | None = None
@@ -107,19 +109,20 @@ def build_engine(tiny: TinyEngine, mesh: Mesh) -> SpeculativeEngine:
 
 
 def _placed(tiny: TinyEngine, mesh: Mesh) -> tuple[PlacedProbe, ...]:
-    if tiny.probe is None:
-        return ()
-    stage = stage_of_layer(tiny.probe.layer, tiny.config.num_layers, mesh.num_stages)
-    return (PlacedProbe(probe=tiny.probe, stage=stage),)
+    layers = tiny.config.num_layers
+    return tuple(
+        PlacedProbe(probe=probe, stage=stage_of_layer(probe.layer, layers, mesh.num_stages))
+        for probe in _drafters(tiny).probes
+    )
 
 
 def _drafters(tiny: TinyEngine) -> Drafters:
     if tiny.drafter is None:
-        return Drafters(probe=tiny.probe)
+        return Drafters(probe=tiny.probe, gate=tiny.gate)
     drafter = tiny.drafter
     batched: BatchDrafter = drafter if isinstance(drafter, RemoteDrafter) else OneByOne(drafter)
     loaded = LoadedDrafter(drafter=batched, projection=int(tiny.projection is not None))
-    return Drafters(probe=tiny.probe, neural={tiny.speculation.drafter_key: loaded})
+    return Drafters(probe=tiny.probe, gate=tiny.gate, neural={tiny.speculation.drafter_key: loaded})
 
 
 def _drafting(tiny: TinyEngine) -> Drafting:
