@@ -76,7 +76,7 @@ def merged_draft(copies: RatedCopies, acceptance: Sequence[float], drafted: Draf
     """
     if not drafted.candidates:
         return copy_draft(copies)
-    neural = drafted.candidates[0]
+    neural, *others = drafted.candidates
     pairs = list(zip(copies.candidates, copies.ratings, strict=True))
     agreed, ratings = max(
         ((num_equal(path, neural), rating) for path, rating in pairs),
@@ -90,9 +90,13 @@ def merged_draft(copies: RatedCopies, acceptance: Sequence[float], drafted: Draf
     ]
     return Draft(
         source="merged",
-        candidates=(neural, *copies.candidates),
+        candidates=(neural, *others, *copies.candidates),
         probabilities=(
             tuple(own),
+            *(
+                _behind(acceptance, doubt, own[0], rank, other)
+                for rank, other in enumerate(others, 1)
+            ),
             *(_raised(rating, own, num_equal(path, neural)) for path, rating in pairs),
         ),
         match_length=copies.match_length,
@@ -103,6 +107,14 @@ def merged_draft(copies: RatedCopies, acceptance: Sequence[float], drafted: Draf
 def _either(first: float, second: float) -> float:
     """The chance of one of two independent events."""
     return 1.0 - (1.0 - first) * (1.0 - second)
+
+
+def _behind(
+    acceptance: Sequence[float], doubt: float, best: float, rank: int, path: Sequence[int]
+) -> tuple[float, ...]:
+    """Ratings of a drafter's further candidate: it counts where the ``rank`` before it fail."""
+    share = doubt * (1.0 - best) ** rank
+    return tuple(acceptance[place] * share for place in range(len(path)))
 
 
 def _raised(ratings: Sequence[float], own: Sequence[float], agreed: int) -> tuple[float, ...]:

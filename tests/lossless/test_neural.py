@@ -17,6 +17,7 @@ from engine.speculation import SpeculationConfig
 from parallel.mesh import Mesh
 from tests.lossless.test_greedy import CONFIG
 from tests.support.engines import TinyEngine, build_engine, random_decoder
+from tests.support.gates import gate
 from tests.support.real_drafters import random_eagle3_head
 from tests.support.reference import greedy_decode
 
@@ -56,6 +57,7 @@ def engine(speculation: SpeculationConfig, shape: str) -> SpeculativeEngine:
         config=CONFIG,
         speculation=speculation,
         probe=Probe(weight=weight, threshold=0.5, layer=1, site=Site.ATTENTION, model_id="tiny"),
+        gate=gate(),
         drafter=Eagle3Drafter(head, SHAPES[shape]),
         projection=head.projection(torch.float64),
     )
@@ -109,3 +111,16 @@ def test_switching_between_copies_and_eagle3_equals_plain_decoding(
     assert {"copy", "neural"} <= {record.source for record in records}
     assert not any(record.drafter_calls for record in records if record.source == "copy")
     assert all(record.drafter_calls == 1 for record in records if record.source == "neural")
+
+
+@pytest.mark.parametrize("shape", list(SHAPES))
+def test_merged_tries_equal_plain_decoding(truth: list[tuple[int, ...]], shape: str) -> None:
+    """Time does not count without a step-time table, so that every copy is merged with a draft."""
+    speculation = SpeculationConfig(
+        method="switch_sd_plus", drafter="eagle3", copy_match_length=2, row_budget="full"
+    )
+    outputs, records = run(engine(speculation, shape), 3)
+    assert outputs == truth
+    merged = [record for record in records if record.source == "merged"]
+    assert sum(record.accepted for record in merged) > 0
+    assert all(record.drafter_calls == 1 for record in merged)

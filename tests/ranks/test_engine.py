@@ -27,6 +27,7 @@ from tests.support.engines import (
     events_of,
     random_decoder,
 )
+from tests.support.gates import gate
 from tests.support.reference import greedy_decode
 from tests.support.toy_drafter import FeatureRecorder
 
@@ -63,13 +64,15 @@ def test_every_method_on_every_grid_equals_plain_decoding(
 ) -> None:
     """Catches ranks that commit other rows, uneven heads, and probe scores that get lost."""
     engines = [
-        TinyEngine(config=CONFIG, speculation=speculation(method), probe=probe(layer))
+        TinyEngine(config=CONFIG, speculation=speculation(method), probe=probe(layer), gate=gate())
         for method, layer in [
             ("vanilla", 0),
             ("prompt_lookup", 1),
             ("copy_spec", 2),
             ("switch_sd", 0),
             ("switch_sd", 2),
+            ("switch_sd_plus", 0),
+            ("switch_sd_plus", 2),
         ]
     ]
     coordinator = (pp - 1) * tp
