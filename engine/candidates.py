@@ -30,6 +30,11 @@ class TokenTree:
             depths.append(0 if parent < 0 else depths[parent] + 1)
         return tuple(depths)
 
+    def children(self) -> dict[tuple[int, int], int]:
+        """Node by its parent and its token; a trie has at most one."""
+        pairs = zip(self.parents, self.token_ids, strict=True)
+        return {pair: node for node, pair in enumerate(pairs) if node > 0}
+
     def paths(self) -> list[list[int]]:
         """Nodes from the first uncommitted node to each node, itself included."""
         paths: list[list[int]] = []
@@ -72,6 +77,15 @@ def merge_candidates(
                 parents.append(node)
             node = child
     return TokenTree(tuple(token_ids), tuple(parents))
+
+
+def leaf_paths(tree: TokenTree) -> tuple[tuple[int, ...], ...]:
+    """The candidates that a tree was merged from: tokens behind the root, one path per leaf."""
+    leaves = set(range(len(tree.parents))) - set(tree.parents)
+    paths = tree.paths()
+    return tuple(
+        tuple(tree.token_ids[node] for node in paths[leaf][1:]) for leaf in sorted(leaves - {0})
+    )
 
 
 def keep_nodes(tree: TokenTree, nodes: Sequence[int]) -> TokenTree:

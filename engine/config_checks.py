@@ -38,3 +38,8 @@ def check_choice(name: str, value: object, allowed: tuple[str, ...]) -> None:
     """Any named value that must be one of some words."""
     if not isinstance(value, str) or value not in allowed:
         raise ValueError(f"{name} must be one of {', '.join(allowed)}, not {value!r}.")
+
+
+def check_key(key: str, value: object, allowed: tuple[str, ...]) -> None:
+    """A speculative-config key that must be one of some words."""
+    check_choice(f"speculative-config key {key!r}", value, allowed)

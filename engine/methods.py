@@ -26,7 +26,15 @@ NeuralMethod = Literal["eagle3", "small_model", "steered"]
 
 NEURAL_METHODS: tuple[NeuralMethod, ...] = ("eagle3", "small_model", "steered")
 
-METHODS_WITH_DRAFTER = ("switch_sd", "switch_sd_plus", "copy_spec", *NEURAL_METHODS)
+METHODS_WITH_DRAFTER = (
+    "switch_sd",
+    "switch_sd_plus",
+    "copy_spec",
+    "bandit_spec",
+    "sam_decoding",
+    "rasd",
+    *NEURAL_METHODS,
+)
 """Methods that a neural drafter can serve."""
 
 Drafter = Literal["none", "eagle3", "small_model", "steered"]
@@ -34,6 +42,10 @@ Drafter = Literal["none", "eagle3", "small_model", "steered"]
 
 DraftSampleMethod = Literal["greedy", "coupled", "probabilistic"]
 """How a small drafter drafts for a request that samples."""
+
+BanditAlgorithm = Literal["ucb1", "exp3"]
+BanditReward = Literal["tokens", "rate"]
+"""Tokens per pass, or tokens per time."""
 
 Precision = Literal["bfloat16", "float32", "float64"]
 Exactness = Literal["strict", "fast"]
@@ -45,6 +57,10 @@ AVAILABLE_METHODS: tuple[Method, ...] = (
     "copy_spec",
     "switch_sd",
     "switch_sd_plus",
+    "bandit_spec",
+    "sam_decoding",
+    "lookahead",
+    "rasd",
     *NEURAL_METHODS,
 )
 AVAILABLE_DRAFTERS: tuple[Drafter, ...] = ("none", *NEURAL_METHODS)
@@ -62,6 +78,18 @@ METHOD_DEFAULTS: dict[str, dict[str, Any]] = {
     "copy_spec": {"copy_match_length": 3, "copy_max_candidates": 1, "copy_max_tokens": 10},
     # Our own gate rates matches of two tokens on, so short ones cost nothing but the look-up.
     "switch_sd_plus": {"copy_match_length": 2, "copy_max_candidates": 16},
+    # SAM-Decoding: matches of 5 tokens on, 40 tokens with the pending one (its code's defaults).
+    "sam_decoding": {"copy_match_length": 5, "copy_max_candidates": 1, "copy_max_tokens": 39},
+    # Lookahead decoding: N = 5, W = 7, G = 7 (its code's defaults for 7B); the window is never cut.
+    "lookahead": {"num_speculative_tokens": 4, "copy_max_candidates": 7, "row_budget": "full"},
+    # RASD fuses into a tree; its own parameters are not public.
+    "rasd": {
+        "drafter": "eagle3",
+        "draft_tree_top_k": 10,
+        "copy_match_length": 3,
+        "copy_max_candidates": 3,
+        "copy_max_tokens": 10,
+    },
     **{method: {"drafter": method} for method in NEURAL_METHODS},
 }
 """Where a method differs from ``SpeculationConfig``'s defaults, which are SwitchSD's."""

@@ -95,10 +95,7 @@ class AcceptanceEstimate:
 
 def given_probabilities(draft: Draft, tree: TokenTree) -> list[float]:
     """The draft's own ratings, by node; where candidates share a node, the highest counts."""
-    children = {
-        (parent, token): node
-        for node, (parent, token) in enumerate(zip(tree.parents, tree.token_ids, strict=True))
-    }
+    children = tree.children()
     found = [1.0] + [0.0] * (len(tree.token_ids) - 1)
     for candidate, ratings in zip(draft.candidates, draft.probabilities, strict=True):
         node = 0

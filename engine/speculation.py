@@ -10,13 +10,15 @@ import json
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple, get_args
 
-from engine.config_checks import check_choice, check_integer, check_share, check_text, is_integer
+from engine.config_checks import check_integer, check_key, check_share, check_text, is_integer
 from engine.methods import (
     AVAILABLE_DRAFTERS,
     AVAILABLE_METHODS,
     METHOD_DEFAULTS,
     METHODS_WITH_DRAFTER,
     NEURAL_METHODS,
+    BanditAlgorithm,
+    BanditReward,
     Drafter,
     DraftSampleMethod,
     Method,
@@ -70,6 +72,12 @@ class SpeculationConfig:
     """Copy intent from which copying is allowed: by default the probe file's; 0 always copies."""
     gate: str | None = None
     """File of switch_sd_plus's gate; by default the one shipped for the model."""
+    bandit_algorithm: BanditAlgorithm = "ucb1"
+    """bandit_spec: how the arm is chosen, ucb1 or exp3."""
+    bandit_reward: BanditReward = "tokens"
+    """bandit_spec: what an arm is rewarded for, tokens of the pass or their rate in time."""
+    lookahead_window: int = 7
+    """lookahead: columns of the window (W)."""
     row_budget: str | int = "auto"
     """Rows verified per step: a number, 'full' (W x D) or 'auto' (from measured step times)."""
 
@@ -83,13 +91,12 @@ class SpeculationConfig:
         check_integer("draft_tree_top_k", self.draft_tree_top_k, 1, 64)
         check_integer("draft_tree_nodes", self.draft_tree_nodes, 2, 512)
         check_share("draft_min_probability", self.draft_min_probability)
-        check_choice(
-            "speculative-config key 'draft_sample_method'",
-            self.draft_sample_method,
-            get_args(DraftSampleMethod),
-        )
+        check_key("draft_sample_method", self.draft_sample_method, get_args(DraftSampleMethod))
         check_text("probe", self.probe)
         check_text("gate", self.gate)
+        check_key("bandit_algorithm", self.bandit_algorithm, get_args(BanditAlgorithm))
+        check_key("bandit_reward", self.bandit_reward, get_args(BanditReward))
+        check_integer("lookahead_window", self.lookahead_window, 1, 64)
         if self.probe_threshold is not None:
             check_share("probe_threshold", self.probe_threshold)
         _check_row_budget(self.row_budget)
@@ -164,7 +171,7 @@ def parse_overrides(text: str) -> dict[str, Any]:
 
 
 def _check_method(method: object) -> None:
-    check_choice("speculative-config key 'method'", method, get_args(Method))
+    check_key("method", method, get_args(Method))
     if method not in AVAILABLE_METHODS:
         raise ValueError(
             f"method {method!r} is not available yet; available are {', '.join(AVAILABLE_METHODS)}."
@@ -172,7 +179,7 @@ def _check_method(method: object) -> None:
 
 
 def _check_drafter(method: str, drafter: object, model: object) -> None:
-    check_choice("speculative-config key 'drafter'", drafter, get_args(Drafter))
+    check_key("drafter", drafter, get_args(Drafter))
     if drafter not in AVAILABLE_DRAFTERS:
         raise ValueError(
             f"drafter {drafter!r} is not available yet; available is "
@@ -183,6 +190,8 @@ def _check_drafter(method: str, drafter: object, model: object) -> None:
             f"method {method!r} is the drafter of that name: leave the key 'drafter' out, or write "
             f"{method!r}, not {drafter!r}."
         )
+    if method == "rasd" and drafter == "none":
+        raise ValueError("method 'rasd' fuses copies into a neural draft: give the key 'drafter'.")
     if drafter != "none" and method not in METHODS_WITH_DRAFTER:
         raise ValueError(
             f"method {method!r} has no neural drafter: leave the key 'drafter' out, or use one of "

@@ -45,11 +45,7 @@ def verify(
 
     A trie has at most one child per token, so the path is unique.
     """
-    children = {
-        (parent, token): node
-        for node, (parent, token) in enumerate(zip(tree.parents, tree.token_ids, strict=True))
-        if node > 0
-    }
+    children = tree.children()
     path, output = [0], [next_token(0)]
     while output[-1] not in stop_ids:
         child = children.get((path[-1], output[-1]))

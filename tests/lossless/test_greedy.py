@@ -11,6 +11,7 @@ import torch
 from engine.attention.masked import MaskedAttention
 from engine.attention.rowwise import RowwiseAttention
 from engine.interfaces import Site
+from engine.methods import AVAILABLE_METHODS, NEURAL_METHODS
 from engine.models.config import ModelConfig
 from engine.probe import Probe
 from engine.speculation import SpeculationConfig, speculation
@@ -37,6 +38,8 @@ CONFIG = ModelConfig(
     eos_token_ids=(),
 )
 MAX_TOKENS = 40
+NEED_A_DRAFTER = (*NEURAL_METHODS, "rasd")
+"""Their tests are in test_neural.py."""
 
 
 def repetitive_prompts(count: int, seed: int = 3) -> list[tuple[int, ...]]:
@@ -72,9 +75,7 @@ def check(tiny: TinyEngine, truth: Sequence[tuple[int, ...]], batch: int) -> Non
 
 
 @pytest.mark.parametrize("batch", [1, 2, 3, 4])
-@pytest.mark.parametrize(
-    "method", ["vanilla", "prompt_lookup", "copy_spec", "switch_sd", "switch_sd_plus"]
-)
+@pytest.mark.parametrize("method", [m for m in AVAILABLE_METHODS if m not in NEED_A_DRAFTER])
 def test_every_method_equals_plain_decoding(
     truth: list[tuple[int, ...]], method: str, batch: int
 ) -> None:

@@ -13,7 +13,7 @@ from engine.engine import SpeculativeEngine
 from engine.interfaces import Site
 from engine.probe import Probe
 from engine.records import Request, StepRecord
-from engine.speculation import SpeculationConfig
+from engine.speculation import SpeculationConfig, speculation
 from parallel.mesh import Mesh
 from tests.lossless.test_greedy import CONFIG
 from tests.support.engines import TinyEngine, build_engine, random_decoder
@@ -49,13 +49,13 @@ def truth() -> list[tuple[int, ...]]:
     return [greedy_decode(model, prompt, MAX_TOKENS) for prompt in prompts(3)]
 
 
-def engine(speculation: SpeculationConfig, shape: str) -> SpeculativeEngine:
+def engine(config: SpeculationConfig, shape: str) -> SpeculativeEngine:
     """A tiny engine with an EAGLE-3 head and a probe whose gate opens now and then."""
     head = random_eagle3_head(CONFIG)
     weight = torch.randn(36, generator=torch.Generator().manual_seed(5))
     tiny = TinyEngine(
         config=CONFIG,
-        speculation=speculation,
+        speculation=config,
         probe=Probe(weight=weight, threshold=0.5, layer=1, site=Site.ATTENTION, model_id="tiny"),
         gate=gate(),
         drafter=Eagle3Drafter(head, SHAPES[shape]),
@@ -84,8 +84,8 @@ def test_eagle3_alone_equals_plain_decoding(
     truth: list[tuple[int, ...]], shape: str, batch: int
 ) -> None:
     """Catches features of rejected rows, or of another request, that would stop the drafter."""
-    speculation = SpeculationConfig(method="eagle3", drafter="eagle3", row_budget="full")
-    outputs, records = run(engine(speculation, shape), batch)
+    config = SpeculationConfig(method="eagle3", drafter="eagle3", row_budget="full")
+    outputs, records = run(engine(config, shape), batch)
     assert outputs == truth[:batch]
     drafted = [record for record in records if record.source == "neural"]
     assert drafted
@@ -99,14 +99,14 @@ def test_switching_between_copies_and_eagle3_equals_plain_decoding(
     truth: list[tuple[int, ...]], shape: str, threshold: float
 ) -> None:
     """Catches pairs lost over copied steps: the drafter asserts that it has all of them."""
-    speculation = SpeculationConfig(
+    config = SpeculationConfig(
         method="switch_sd",
         drafter="eagle3",
         copy_match_length=2,
         probe_threshold=threshold,
         row_budget="full",
     )
-    outputs, records = run(engine(speculation, shape), 3)
+    outputs, records = run(engine(config, shape), 3)
     assert outputs == truth
     assert {"copy", "neural"} <= {record.source for record in records}
     assert not any(record.drafter_calls for record in records if record.source == "copy")
@@ -116,11 +116,22 @@ def test_switching_between_copies_and_eagle3_equals_plain_decoding(
 @pytest.mark.parametrize("shape", list(SHAPES))
 def test_merged_tries_equal_plain_decoding(truth: list[tuple[int, ...]], shape: str) -> None:
     """Time does not count without a step-time table, so that every copy is merged with a draft."""
-    speculation = SpeculationConfig(
+    config = SpeculationConfig(
         method="switch_sd_plus", drafter="eagle3", copy_match_length=2, row_budget="full"
     )
-    outputs, records = run(engine(speculation, shape), 3)
+    outputs, records = run(engine(config, shape), 3)
     assert outputs == truth
     merged = [record for record in records if record.source == "merged"]
     assert sum(record.accepted for record in merged) > 0
     assert all(record.drafter_calls == 1 for record in merged)
+
+
+@pytest.mark.parametrize("method", ["rasd", "sam_decoding", "bandit_spec", "copy_spec"])
+def test_other_methods_with_a_drafter_equal_plain_decoding(
+    truth: list[tuple[int, ...]], method: str
+) -> None:
+    """Catches a fused tree, an arm or a fallback that loses the drafter's pairs."""
+    config = speculation(method, drafter="eagle3", copy_match_length=2, row_budget="full")
+    outputs, records = run(engine(config, "tree"), 3)
+    assert outputs == truth
+    assert any(record.drafter_calls for record in records)
