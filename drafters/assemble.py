@@ -26,7 +26,7 @@ from engine.copy_source import CopySource
 from engine.drafting import Drafters, LoadedDrafter, OneByOne
 from engine.engine import SpeculativeEngine
 from engine.exactness import RowPadding, find_row_padding
-from engine.features import FeatureProjection
+from engine.features import Projection
 from engine.gate import Gate, load_gate
 from engine.grammar import GrammarFactory
 from engine.interfaces import BatchDrafter
@@ -129,7 +129,7 @@ def _distinct_drafters(
 
 def _neural_drafters(
     wanted: Sequence[EngineConfig],
-    projections: Sequence[FeatureProjection | None],
+    projections: Sequence[Projection | None],
     connect: Callable[[], Link] | None,
     *,
     vocab_size: int,

@@ -137,33 +137,41 @@ class _Tree:
         )
 
     def candidates(self, kept: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-        """Root-to-leaf paths, in the order of the best node that each adds.
+        """The kept nodes as root-to-leaf paths."""
+        paths = leaf_paths(kept, self._parents)
+        return tuple(tuple(self.token_ids[node] for node in path) for path in paths)
 
-        Whoever cuts the list from behind keeps the likelier nodes, and siblings stand in the order
-        of their probabilities.
-        """
-        best_child: dict[int, int] = {}
-        for node in kept:
-            best_child.setdefault(self._parents[node], node)
-        seen: set[int] = set()
-        paths = []
-        for node in kept:
-            if node in seen:
-                continue
-            leaf = node
-            while leaf in best_child:
-                leaf = best_child[leaf]
-            nodes = self._to_root(leaf)
-            seen.update(nodes)
-            paths.append(tuple(self.token_ids[n] for n in nodes))
-        return tuple(paths)
 
-    def _to_root(self, node: int) -> list[int]:
-        nodes = []
-        while node >= 0:
-            nodes.append(node)
-            node = self._parents[node]
-        return nodes[::-1]
+def leaf_paths(kept: Sequence[int], parents: Sequence[int]) -> list[list[int]]:
+    """Root-to-leaf paths through the kept nodes, in the order of the best node that each adds.
+
+    ``kept`` is best first, parents before their children; a root's parent is -1. Whoever cuts the
+    list from behind keeps the likelier nodes, and siblings stand in the order of their
+    probabilities.
+    """
+    best_child: dict[int, int] = {}
+    for node in kept:
+        best_child.setdefault(parents[node], node)
+    seen: set[int] = set()
+    paths = []
+    for node in kept:
+        if node in seen:
+            continue
+        leaf = node
+        while leaf in best_child:
+            leaf = best_child[leaf]
+        path = _to_root(leaf, parents)
+        seen.update(path)
+        paths.append(path)
+    return paths
+
+
+def _to_root(node: int, parents: Sequence[int]) -> list[int]:
+    nodes = []
+    while node >= 0:
+        nodes.append(node)
+        node = parents[node]
+    return nodes[::-1]
 
 
 def path_mask(level: Level, *, first_row: int, dtype: torch.dtype) -> Tensor:

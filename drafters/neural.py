@@ -14,25 +14,33 @@ from drafters.draft_tree import ChainShape, TreeShape
 from drafters.eagle3 import Eagle3Drafter
 from drafters.eagle3_checkpoint import PICKLE_NAME, load_eagle3, load_eagle3_projection
 from drafters.eagle3_native import NativeEagle3, can_nativize
+from drafters.medusa import MedusaDrafter
+from drafters.medusa_checkpoint import (
+    PUBLISHED_NAMES,
+    check_medusa,
+    load_medusa,
+    load_medusa_projection,
+    load_tree,
+)
 from drafters.pretrained import shipped_drafter
 from drafters.shared_embedding import with_embedding
 from drafters.small_model import DraftSettings, Verifier, load_small_model
 from drafters.steered_checkpoint import load_steered, load_steered_projection
 from drafters.vocabulary_check import check_vocabulary
 from engine.config import EngineConfig
-from engine.features import FeatureProjection
+from engine.features import Projection
 from engine.interfaces import NeuralDrafter
 from engine.weights import read_model_config, resolve_model
 from engine.weights.resolve import HUB_FILES
 
-_HUB_FILES = (*HUB_FILES, PICKLE_NAME)
-"""SafeAILab's and SD²'s checkpoints are pickles."""
+_HUB_FILES = (*HUB_FILES, PICKLE_NAME, *PUBLISHED_NAMES)
+"""SafeAILab's, SD²'s and Medusa's checkpoints are pickles."""
 
 MAX_DRAFT_TOKENS = 64
 """Longest draft of any configuration; each step asks for less."""
 
 
-def load_projection(config: EngineConfig) -> FeatureProjection | None:
+def load_projection(config: EngineConfig) -> Projection | None:
     """What the configured drafter reads of every verifier row; None when it reads nothing.
 
     Raises:
@@ -45,6 +53,8 @@ def load_projection(config: EngineConfig) -> FeatureProjection | None:
             return load_eagle3_projection(_directory(config), verifier, dtype=dtype)
         case "steered":
             return load_steered_projection(_directory(config), verifier, dtype=dtype)
+        case "medusa":
+            return load_medusa_projection(resolve_model(config.model), dtype=dtype)
     return None
 
 
@@ -55,6 +65,8 @@ def check_drafter(config: EngineConfig) -> None:
         ValueError: as ``load_drafter``, but for weights that are damaged inside.
     """
     load_projection(config)
+    if config.speculation.drafter == "medusa":
+        check_medusa(_directory(config), resolve_model(config.model))
     if config.speculation.drafter in ("small_model", "steered"):
         verifier = resolve_model(config.model)
         check_vocabulary(with_embedding(_directory(config), verifier), verifier)
@@ -79,7 +91,20 @@ def load_drafter(config: EngineConfig) -> NeuralDrafter:
         case "steered":
             directory = with_embedding(_directory(config), verifier)
             return load_steered(directory, _settings(config), verifier=_verifier(verifier))
+        case "medusa":
+            return _load_medusa(config, verifier)
     raise ValueError("drafter 'none' drafts nothing")
+
+
+def _load_medusa(config: EngineConfig, verifier: Path) -> MedusaDrafter:
+    """The keys that shape dynamic trees choose a part of the static one."""
+    speculation, directory = config.speculation, _directory(config)
+    heads = load_medusa(directory, verifier, dtype=getattr(torch, config.dtype))
+    heads.prepare_for_inference()
+    tree = load_tree(directory, num_heads=heads.config.num_heads).limited(
+        num_nodes=speculation.draft_tree_nodes - 1, num_ranks=speculation.draft_tree_top_k
+    )
+    return MedusaDrafter(heads, tree)
 
 
 def _shape(config: EngineConfig) -> ChainShape | TreeShape:

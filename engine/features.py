@@ -2,7 +2,8 @@
 
 EAGLE-3's ``fc`` and SD²'s ``W_hml`` are both sums of one product per tapped layer, so every
 pipeline stage adds the products of its own layers and the partial sums travel with the hidden
-states; only the coordinator keeps the result (design 3, EARLY).
+states; only the coordinator keeps the result (design 3, EARLY). Medusa's heads read what the
+verifier's own head reads: one state behind a norm, without a product.
 
 A tap j is Hugging Face's ``hidden_states[j]``: the residual stream behind the first j layers.
 
@@ -26,7 +27,7 @@ from parallel.mesh import Mesh
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FeatureProjection:
-    """What a drafter wants to know of every verifier row."""
+    """A linear map of some residual states."""
 
     taps: tuple[int, ...]
     """Ascending, each from 1 to the number of layers."""
@@ -72,10 +73,48 @@ class FeatureProjection:
         return normed_RH
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class NormedState:
+    """One residual state behind a norm, as it is: F is H."""
+
+    tap: int
+    """From 1 to the number of layers."""
+    norm: RMSNorm
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """The only one."""
+        return (self.tap,)
+
+    @property
+    def num_features(self) -> int:
+        """F."""
+        return self.norm.weight.shape[0]
+
+    @property
+    def bias(self) -> None:
+        """Nothing is added."""
+        return
+
+    @property
+    def layers(self) -> frozenset[int]:
+        """The layer whose output is tapped."""
+        return frozenset((self.tap - 1,))
+
+    def partial(self, states: Mapping[int, Tensor]) -> Tensor:
+        """[R, F]: the norm of the only state, which has the index 0."""
+        normed_RH: Tensor = self.norm(states[0])
+        return normed_RH
+
+
+Projection = FeatureProjection | NormedState
+"""What a drafter wants to know of every verifier row."""
+
+
 class FeatureReader:
     """A tap that keeps the states of this stage's layers; only on a stage's first rank."""
 
-    def __init__(self, projection: FeatureProjection) -> None:
+    def __init__(self, projection: Projection) -> None:
         self._projection = projection
         self._index_of = {tap - 1: index for index, tap in enumerate(projection.taps)}
         self._states: dict[int, Tensor] = {}

@@ -21,10 +21,10 @@ Method = Literal[
 ]
 """Every method a user may name; those not built yet are refused by name."""
 
-NeuralMethod = Literal["eagle3", "small_model", "steered"]
+NeuralMethod = Literal["eagle3", "small_model", "steered", "medusa"]
 """Methods that are one neural drafter of the same name, always."""
 
-NEURAL_METHODS: tuple[NeuralMethod, ...] = ("eagle3", "small_model", "steered")
+NEURAL_METHODS: tuple[NeuralMethod, ...] = ("eagle3", "small_model", "steered", "medusa")
 
 METHODS_WITH_DRAFTER = (
     "switch_sd",
@@ -37,7 +37,7 @@ METHODS_WITH_DRAFTER = (
 )
 """Methods that a neural drafter can serve."""
 
-Drafter = Literal["none", "eagle3", "small_model", "steered"]
+Drafter = Literal["none", "eagle3", "small_model", "steered", "medusa"]
 """Neural drafters beside copying."""
 
 DraftSampleMethod = Literal["greedy", "coupled", "probabilistic"]
@@ -91,5 +91,7 @@ METHOD_DEFAULTS: dict[str, dict[str, Any]] = {
         "copy_max_tokens": 10,
     },
     **{method: {"drafter": method} for method in NEURAL_METHODS},
+    # Medusa: a static tree over the ten likeliest tokens of each head (its published trees).
+    "medusa": {"drafter": "medusa", "draft_tree_top_k": 10},
 }
 """Where a method differs from ``SpeculationConfig``'s defaults, which are SwitchSD's."""

@@ -16,7 +16,7 @@ from torch import Tensor
 from engine.block import Block, SequenceRows, build_block
 from engine.control import Verdict
 from engine.exactness import RowPadding
-from engine.features import FeatureProjection, FeatureReader
+from engine.features import FeatureReader, Projection
 from engine.interfaces import Site, TopTokens
 from engine.judge import BlockResult, Readings
 from engine.kv_cache import KVCache
@@ -41,7 +41,7 @@ class Readouts:
 
     probes: tuple[PlacedProbe, ...] = ()
     """Every method listens to one of them."""
-    projections: tuple[FeatureProjection, ...] = ()
+    projections: tuple[Projection, ...] = ()
     """Features for neural drafters; a verdict says which, counted from 1."""
 
 

@@ -30,6 +30,7 @@ from launch.drafter_run import (
     verifier_config,
 )
 from launch.eagle3_training import Eagle3Run, load_start, train_head, write_head
+from launch.medusa_training import train_medusa
 from launch.probe_report import write_probe
 from launch.probe_training import ProbeRun, ProbeTrainer, output_directory
 from launch.provenance import provenance
@@ -247,6 +248,7 @@ _PARTS: dict[str, Callable[[Sequence[str]], None]] = {
     "eagle3": train_eagle3,
     "small": train_small_drafter,
     "steered": train_steered_drafter,
+    "medusa": train_medusa,
 }
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from drafters.training.batches import Batch
 from drafters.training.frozen_verifier import FrozenVerifier, VerifierStates
-from drafters.training.fused_kl import fused_kl
+from drafters.training.fused_losses import fused_kl
 from drafters.training.losses import (
     accepted_lengths,
     masked_mean,

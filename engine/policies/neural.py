@@ -1,4 +1,4 @@
-"""One neural drafter, always: EAGLE-3, a small model or a steered one alone."""
+"""One neural drafter, always: EAGLE-3, a small model, a steered one or Medusa alone."""
 
 from __future__ import annotations
 

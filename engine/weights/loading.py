@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from engine.models.config import ModelConfig
 from engine.models.decoder import Decoder
@@ -17,6 +17,7 @@ from engine.weights.model_config import read_model_config
 from engine.weights.names import Piece, pieces_of
 from engine.weights.resolve import resolve_model
 from parallel.mesh import Mesh
+from parallel.plan import Shard, ShardStyle
 from parallel.tensor import plain_name
 
 
@@ -62,6 +63,19 @@ def load_layers(
     decoder = build_decoder(cut, mesh=Mesh.single(), dtype=dtype, max_model_len=max_model_len)
     _fill(decoder, Checkpoint(directory), Mesh.single(), config, layers)
     return decoder
+
+
+def load_parameter(directory: Path, name: str, *, dtype: torch.dtype) -> Tensor:
+    """One whole parameter of a model directory, as ``Decoder`` names it, on the CPU.
+
+    Raises:
+        ValueError: as ``load_model``.
+    """
+    config, checkpoint = read_model_config(directory), Checkpoint(directory)
+    pieces = pieces_of(name, config)
+    for piece in pieces:
+        checkpoint.check_piece(piece)
+    return checkpoint.read(pieces, Shard(style=ShardStyle.REPLICATE), dtype=dtype)
 
 
 def fill_decoder(decoder: Decoder, checkpoint: Checkpoint, mesh: Mesh) -> None:

@@ -16,7 +16,7 @@ from engine.control import message_length
 from engine.drafting import Drafters, Drafting, LoadedDrafter, OneByOne
 from engine.engine import SpeculativeEngine
 from engine.exactness import RowPadding
-from engine.features import FeatureProjection
+from engine.features import Projection
 from engine.gate import Gate
 from engine.interfaces import BatchDrafter, NeuralDrafter, SwitchingPolicy
 from engine.kv_cache import KVCache, KVShape
@@ -53,7 +53,7 @@ class TinyEngine:
     gate: Gate | None = None
     drafter: NeuralDrafter | None = None
     """Serves whatever drafter the configuration names; on the coordinator."""
-    projection: FeatureProjection | None = None
+    projection: Projection | None = None
     """What the drafter reads."""
     max_kv_tokens: int | None = None
     reuses_prefixes: bool = True

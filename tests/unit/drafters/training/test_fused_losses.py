@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from drafters.training import fused_kl as module
-from drafters.training.fused_kl import fused_kl
+from drafters.training import fused_losses as module
+from drafters.training.fused_losses import fused_kl
 
 
 def written_out(verifier_LV: Tensor, drafter_LV: Tensor) -> Tensor:
