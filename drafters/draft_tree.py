@@ -138,11 +138,11 @@ class _Tree:
 
     def candidates(self, kept: Sequence[int]) -> tuple[tuple[int, ...], ...]:
         """The kept nodes as root-to-leaf paths."""
-        paths = leaf_paths(kept, self._parents)
+        paths = best_first_paths(kept, self._parents)
         return tuple(tuple(self.token_ids[node] for node in path) for path in paths)
 
 
-def leaf_paths(kept: Sequence[int], parents: Sequence[int]) -> list[list[int]]:
+def best_first_paths(kept: Sequence[int], parents: Sequence[int]) -> list[list[int]]:
     """Root-to-leaf paths through the kept nodes, in the order of the best node that each adds.
 
     ``kept`` is best first, parents before their children; a root's parent is -1. Whoever cuts the

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-from drafters.draft_tree import leaf_paths
+from drafters.draft_tree import best_first_paths
 
 Node = tuple[int, ...]
 """The rank that is taken of each head, the first head's first."""
@@ -37,7 +37,7 @@ class StaticTree:
             raise ValueError("a static tree needs at least one node")
         known: set[Node] = {()}
         for node in self.nodes:
-            if node in known or node[:-1] not in known or min(node) < 0:
+            if node in known or node[:-1] not in known or node[-1] < 0:
                 raise ValueError(
                     f"{list(node)} has no place in a static tree: nodes are different paths of "
                     "ranks from 0 on, and each stands behind the path that it continues"
@@ -72,11 +72,11 @@ class StaticTree:
         return StaticTree(nodes=tuple(kept[:num_nodes]), accuracies=self.accuracies)
 
     def paths(self, max_depth: int) -> list[Node]:
-        """Root-to-leaf paths of at most ``max_depth`` ranks, as ``draft_tree.leaf_paths``."""
+        """Root-to-leaf paths of at most ``max_depth`` ranks, as ``draft_tree.best_first_paths``."""
         nodes = [node for node in self.nodes if len(node) <= max_depth]
         place_of: dict[Node, int] = {node: place for place, node in enumerate(nodes)}
         parents = [place_of.get(node[:-1], -1) for node in nodes]
-        return [nodes[path[-1]] for path in leaf_paths(range(len(nodes)), parents)]
+        return [nodes[path[-1]] for path in best_first_paths(range(len(nodes)), parents)]
 
 
 def likeliest_tree(accuracies: Sequence[Sequence[float]], num_nodes: int) -> StaticTree:

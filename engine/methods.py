@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 Method = Literal[
     "vanilla",
@@ -19,7 +19,7 @@ Method = Literal[
     "rasd",
     "medusa",
 ]
-"""Every method a user may name; those not built yet are refused by name."""
+"""Every method a user may name."""
 
 NeuralMethod = Literal["eagle3", "small_model", "steered", "medusa"]
 """Methods that are one neural drafter of the same name, always."""
@@ -37,6 +37,8 @@ METHODS_WITH_DRAFTER = (
 )
 """Methods that a neural drafter can serve."""
 
+METHODS: tuple[Method, ...] = get_args(Method)
+
 Drafter = Literal["none", "eagle3", "small_model", "steered", "medusa"]
 """Neural drafters beside copying."""
 
@@ -50,20 +52,6 @@ BanditReward = Literal["tokens", "rate"]
 Precision = Literal["bfloat16", "float32", "float64"]
 Exactness = Literal["strict", "fast"]
 Kernels = Literal["auto", "native", "packed", "torch"]
-
-AVAILABLE_METHODS: tuple[Method, ...] = (
-    "vanilla",
-    "prompt_lookup",
-    "copy_spec",
-    "switch_sd",
-    "switch_sd_plus",
-    "bandit_spec",
-    "sam_decoding",
-    "lookahead",
-    "rasd",
-    *NEURAL_METHODS,
-)
-AVAILABLE_DRAFTERS: tuple[Drafter, ...] = ("none", *NEURAL_METHODS)
 
 METHOD_DEFAULTS: dict[str, dict[str, Any]] = {
     # Prompt look-up: longest n-gram 3, ten tokens (Saxena 2023, reference code); as in vLLM the

@@ -11,7 +11,7 @@ import torch
 from engine.attention.masked import MaskedAttention
 from engine.attention.rowwise import RowwiseAttention
 from engine.interfaces import Site
-from engine.methods import AVAILABLE_METHODS, NEURAL_METHODS
+from engine.methods import METHODS, NEURAL_METHODS
 from engine.models.config import ModelConfig
 from engine.probe import Probe
 from engine.speculation import SpeculationConfig, speculation
@@ -75,7 +75,7 @@ def check(tiny: TinyEngine, truth: Sequence[tuple[int, ...]], batch: int) -> Non
 
 
 @pytest.mark.parametrize("batch", [1, 2, 3, 4])
-@pytest.mark.parametrize("method", [m for m in AVAILABLE_METHODS if m not in NEED_A_DRAFTER])
+@pytest.mark.parametrize("method", [m for m in METHODS if m not in NEED_A_DRAFTER])
 def test_every_method_equals_plain_decoding(
     truth: list[tuple[int, ...]], method: str, batch: int
 ) -> None:

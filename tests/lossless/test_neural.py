@@ -18,7 +18,7 @@ from parallel.mesh import Mesh
 from tests.lossless.test_greedy import CONFIG
 from tests.support.engines import TinyEngine, build_engine, random_decoder
 from tests.support.gates import gate
-from tests.support.real_drafters import random_eagle3_head
+from tests.support.real_drafters import Part, medusa, random_eagle3_head
 from tests.support.reference import greedy_decode
 
 MAX_TOKENS = 40
@@ -50,16 +50,22 @@ def truth() -> list[tuple[int, ...]]:
 
 
 def engine(config: SpeculationConfig, shape: str) -> SpeculativeEngine:
-    """A tiny engine with an EAGLE-3 head and a probe whose gate opens now and then."""
+    """A tiny engine with an EAGLE-3 head."""
     head = random_eagle3_head(CONFIG)
+    part = Part(Eagle3Drafter(head, SHAPES[shape]), head.projection(torch.float64))
+    return engine_with(part, config)
+
+
+def engine_with(part: Part, config: SpeculationConfig) -> SpeculativeEngine:
+    """A tiny engine with a drafter and a probe whose gate opens now and then."""
     weight = torch.randn(36, generator=torch.Generator().manual_seed(5))
     tiny = TinyEngine(
         config=CONFIG,
         speculation=config,
         probe=Probe(weight=weight, threshold=0.5, layer=1, site=Site.ATTENTION, model_id="tiny"),
         gate=gate(),
-        drafter=Eagle3Drafter(head, SHAPES[shape]),
-        projection=head.projection(torch.float64),
+        drafter=part.drafter,
+        projection=part.projection,
     )
     return build_engine(tiny, Mesh.single())
 
@@ -135,3 +141,17 @@ def test_other_methods_with_a_drafter_equal_plain_decoding(
     outputs, records = run(engine(config, "tree"), 3)
     assert outputs == truth
     assert any(record.drafter_calls for record in records)
+
+
+@pytest.mark.parametrize("method", ["medusa", "switch_sd", "copy_spec", "switch_sd_plus", "rasd"])
+def test_medusa_alone_and_behind_copies_equals_plain_decoding(
+    truth: list[tuple[int, ...]], method: str
+) -> None:
+    """Catches heads that read another row than the one that emitted the pending token."""
+    config = speculation(method, drafter="medusa", copy_match_length=2, row_budget="full")
+    outputs, records = run(engine_with(medusa(CONFIG, SHAPES["tree"]), config), 3)
+    assert outputs == truth
+    drafted = [record for record in records if record.source in ("neural", "merged")]
+    assert sum(record.accepted for record in drafted) > 0
+    copying = {"copy", "merged"} & {record.source for record in records}
+    assert bool(copying) == (method != "medusa")

@@ -25,6 +25,12 @@ pytestmark = pytest.mark.ranks
 
 GRIDS = [(1, 1), (2, 1), (1, 2)]
 BATCHES = (1, 3)
+CASES = [
+    (name, shape)
+    for name in DRAFTERS
+    for shape in SHAPES
+    if (name, shape) != ("medusa", "chain")  # one path of the static tree
+]
 
 
 @pytest.fixture(scope="module")
@@ -99,8 +105,7 @@ def _answer(engine: SpeculativeEngine) -> list[Any]:
 
 
 @pytest.mark.parametrize(("tp", "pp"), GRIDS)
-@pytest.mark.parametrize("shape", list(SHAPES))
-@pytest.mark.parametrize("name", list(DRAFTERS))
+@pytest.mark.parametrize(("name", "shape"), CASES)
 def test_real_drafters_never_change_the_output(
     truth: list[tuple[int, ...]], name: str, shape: str, tp: int, pp: int
 ) -> None:

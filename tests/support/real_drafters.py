@@ -12,14 +12,18 @@ from drafters.draft_tree import ChainShape, TreeShape
 from drafters.eagle3 import Eagle3Drafter
 from drafters.eagle3_config import Eagle3Config
 from drafters.eagle3_head import Eagle3Head
+from drafters.medusa import MedusaDrafter
+from drafters.medusa_heads import MedusaConfig, MedusaHeads
 from drafters.small_model import SmallModelDrafter
+from drafters.static_tree import likeliest_tree
 from drafters.steered import SteeredDrafter, install_steering
 from drafters.steering import SteeringHead, SteeringShape
 from drafters.vocabulary import DraftVocabulary
-from engine.features import FeatureProjection
+from engine.features import NormedState, Projection
 from engine.interfaces import NeuralDrafter
 from engine.models.config import ModelConfig
 from engine.models.decoder import Decoder
+from engine.models.layers import RMSNorm
 from tests.support.engines import random_decoder
 
 SHAPES: dict[str, ChainShape | TreeShape] = {
@@ -34,7 +38,7 @@ class Part:
     """A drafter and what it reads."""
 
     drafter: NeuralDrafter
-    projection: FeatureProjection | None = None
+    projection: Projection | None = None
 
 
 def random_eagle3_head(verifier: ModelConfig) -> Eagle3Head:
@@ -59,6 +63,27 @@ def random_eagle3_head(verifier: ModelConfig) -> Eagle3Head:
 def eagle3(verifier: ModelConfig, shape: ChainShape | TreeShape) -> Part:
     head = random_eagle3_head(verifier)
     return Part(Eagle3Drafter(head, shape), head.projection(torch.float64))
+
+
+def medusa(verifier: ModelConfig, shape: ChainShape | TreeShape) -> Part:
+    """Two random heads; the verifier that they read is the one that the engine is built with."""
+    model = random_decoder(verifier, dtype=torch.float64)
+    assert isinstance(model.norm, RMSNorm)
+    assert model.head is not None
+    vocabulary = DraftVocabulary.whole(verifier.vocab_size)
+    config = MedusaConfig(
+        num_heads=2,
+        hidden_size=verifier.hidden_size,
+        vocab_size=verifier.vocab_size,
+        draft_vocab_size=vocabulary.size,
+    )
+    heads = MedusaHeads(config, vocabulary, dtype=torch.float64, device=torch.device("cpu"))
+    heads.weight.data.normal_(std=0.2, generator=torch.Generator().manual_seed(6))
+    heads.set_projection(0, model.head.get_parameter("weight"))
+    falling = [0.5**rank for rank in range(1, 7)]
+    ranks = shape.top_k if isinstance(shape, TreeShape) else 1
+    tree = likeliest_tree([falling, falling], 24).limited(num_nodes=24, num_ranks=ranks)
+    return Part(MedusaDrafter(heads, tree), NormedState(tap=verifier.num_layers, norm=model.norm))
 
 
 def small_model(verifier: ModelConfig, shape: ChainShape | TreeShape) -> Part:
@@ -111,5 +136,6 @@ DRAFTERS: dict[str, Callable[[ModelConfig, ChainShape | TreeShape], Part]] = {
     "eagle3": eagle3,
     "small_model": small_model,
     "steered": steered,
+    "medusa": medusa,
 }
 """By their names in a configuration."""

@@ -7,7 +7,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from engine.features import FeatureHistory, FeatureProjection, FeatureReader
+from engine.features import (
+    FeatureHistory,
+    FeatureProjection,
+    FeatureReader,
+    NormedState,
+    Projection,
+)
 from engine.interfaces import Site
 from engine.models.layers import RMSNorm
 from engine.speculation import speculation
@@ -38,7 +44,7 @@ def projection(width: int = 6, *, with_norms: bool = False) -> FeatureProjection
     return FeatureProjection(taps=TAPS, weights=tuple(weights), bias=bias, norms=norms)
 
 
-def expected_features(token_ids: list[int], wanted: FeatureProjection) -> torch.Tensor:
+def expected_features(token_ids: list[int], wanted: Projection) -> torch.Tensor:
     """One uncached pass over the whole sequence, layer by layer."""
     recorder = FeatureRecorder()
     tiny = TinyEngine(
@@ -48,9 +54,17 @@ def expected_features(token_ids: list[int], wanted: FeatureProjection) -> torch.
     return recorder.seen["0"][1]
 
 
-@pytest.mark.parametrize("with_norms", [False, True])
-def test_features_of_committed_rows_equal_those_of_a_fresh_prompt(*, with_norms: bool) -> None:
-    wanted, recorder = projection(with_norms=with_norms), FeatureRecorder()
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        projection(),
+        projection(with_norms=True),
+        NormedState(tap=3, norm=projection(with_norms=True).norms[2]),  # type: ignore[index]
+    ],
+    ids=["raw", "normed", "last state"],
+)
+def test_features_of_committed_rows_equal_those_of_a_fresh_prompt(wanted: Projection) -> None:
+    recorder = FeatureRecorder()
     tiny = TinyEngine(
         config=CONFIG, speculation=speculation("eagle3"), drafter=recorder, projection=wanted
     )

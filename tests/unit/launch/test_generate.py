@@ -25,7 +25,7 @@ def test_legend_of_no_steps_has_no_rates() -> None:
         (["hi", "--max-tokens", "0"], "--max-tokens must be 1 or more, not 0"),
         (["hi", "--tensor-parallel-size", "2"], "this command runs one rank and 2 are asked for"),
         (["hi", "--recipe", "huge"], "--recipe must be one of smollm2"),
-        (["hi", "--speculative-config", '{"method": "medusa"}'], "not available yet"),
+        (["hi", "--speculative-config", '{"method": "magic"}'], "must be one of vanilla"),
         (["hi", "--model", "./no-such-model"], "./no-such-model"),
     ],
 )

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from drafters.training import fused_losses as module
-from drafters.training.fused_losses import fused_kl
+from drafters.training.fused_losses import fused_cross_entropy, fused_kl
 
 
 def written_out(verifier_LV: Tensor, drafter_LV: Tensor) -> Tensor:
@@ -64,3 +65,25 @@ def test_no_rows_cost_nothing() -> None:
     found.loss.backward()  # type: ignore[no-untyped-call]
     assert found.loss.item() == 0.0
     assert states.grad is not None
+
+
+@pytest.mark.parametrize("chunk_rows", [1, 3, 128])
+def test_cross_entropy_equals_that_of_whole_logits(
+    chunk_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "CHUNK_ROWS", chunk_rows)
+    generator = torch.Generator().manual_seed(4)
+    head = torch.randn(50, 8, generator=generator, dtype=torch.float64)
+    states = torch.randn(7, 8, generator=generator, dtype=torch.float64)
+    wanted = torch.randint(50, (7,), generator=generator)
+    wanted[0] = (states[0] @ head.T).argmax()
+    ours, plain = (states.clone().requires_grad_() for _ in range(2))
+    found = fused_cross_entropy(ours, head, wanted)
+    expected = functional.cross_entropy(plain @ head.T, wanted)
+    assert found.loss.item() == pytest.approx(expected.item(), rel=1e-5)
+    assert torch.equal(found.agree, (states @ head.T).argmax(-1) == wanted)
+    (3 * found.loss).backward()  # type: ignore[no-untyped-call]
+    (3 * expected).backward()  # type: ignore[no-untyped-call]
+    assert ours.grad is not None
+    assert plain.grad is not None
+    torch.testing.assert_close(ours.grad, plain.grad, rtol=1e-5, atol=1e-7)

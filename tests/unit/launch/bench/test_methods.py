@@ -29,7 +29,6 @@ def test_overrides_hold_for_all_but_vanilla_and_a_variants_own_key_wins() -> Non
     ("methods", "overrides", "sentence"),
     [
         ("magic", None, "'method' must be one of vanilla"),
-        ("medusa", None, "not available yet"),
         ("switch_sd,switch_sd", None, "names 'switch_sd' twice"),
         (" , ", None, "at least one method"),
         ("switch_sd:copy_match_length", None, "must read METHOD:KEY=VALUE"),
