@@ -57,7 +57,8 @@ def fused(retrieved: Candidates, drafted: Draft, *, max_nodes: int) -> Draft:
         return drafted
     # Alternating, so that the cut leaves the best of both.
     tree = merge_candidates(0, _alternating(drafted.candidates, kept), max_nodes)
-    return replace(drafted, source="merged", candidates=leaf_paths(tree))
+    # A drafter's own ratings speak of its candidates only.
+    return replace(drafted, source="merged", candidates=leaf_paths(tree), probabilities=())
 
 
 def _alternating(
