@@ -22,6 +22,7 @@ from tests.lossless.test_greedy import CONFIG, probe, repetitive_prompts
 from tests.support.adversaries import Adversary
 from tests.support.causal import CausalContext
 from tests.support.engines import TinyEngine, build_engine, events_of, random_decoder
+from tests.support.real_drafters import SHAPES, medusa
 
 MAX_TOKENS = 30
 
@@ -91,6 +92,18 @@ def test_adversarial_drafts_change_no_sampled_token(kind: str, drafts: str) -> N
     config = SpeculationConfig(method="vanilla", row_budget="full")
     tiny = TinyEngine(config=CONFIG, policy=policy, speculation=config)
     assert run(tiny, requests(KINDS[kind])) == truth
+
+
+@pytest.mark.parametrize("kind", ["warm", "penalised"])
+def test_a_medusa_tree_changes_no_sampled_token(kind: str) -> None:
+    part = medusa(CONFIG, SHAPES["tree"])
+    tiny = TinyEngine(
+        config=CONFIG,
+        speculation=speculation("medusa", row_budget="full"),
+        drafter=part.drafter,
+        projection=part.projection,
+    )
+    assert run(tiny, requests(KINDS[kind])) == alone(KINDS[kind])
 
 
 def test_other_seeds_give_other_answers() -> None:
