@@ -1,6 +1,6 @@
 """Medusa heads: each reads the verifier's last state and predicts one further token.
 
-Medusa (Cai et al. 2024, arXiv 2401.10774, section 2.1). The verifier's own head turns its last
+Medusa (Cai et al. 2024, arXiv 2401.10774, section 2.1.1). The verifier's own head turns its last
 normalised state x into the pending token; head k, counted from 1, predicts the k-th token behind
 that one:
 
