@@ -18,6 +18,7 @@ from engine.runner import ModelRunner
 from engine.sampling import GREEDY, SamplingParams
 from engine.scheduler import Scheduler
 from engine.speculation import SpeculationConfig
+from engine.timing import sibling_rows
 from engine.tokenizer import Tokenizer
 
 
@@ -80,6 +81,14 @@ class SpeculativeEngine:
             outcome.records, plain_seconds=self.scheduler.plain_seconds
         )  # record
         return outcome
+
+    def rehearse(self, num_rows: int, *, context: int) -> None:
+        """Coordinator, alone and idle: a pass of so many rows behind ``context`` tokens.
+
+        For timing; what the cache holds is not touched by rows that are never committed.
+        """
+        assert not self.has_work, "a pass of its own would disturb running requests"
+        self._runner.run(sibling_rows(num_rows, self._runner.kv, context=context))
 
     def reset_counters(self) -> None:
         """Coordinator: count from here."""

@@ -1,10 +1,11 @@
 """The gate of SwitchSD+: how likely each token of a copy is to be accepted.
 
-Boosted trees rate the branches of the copy trie's first level, a logistic regression every deeper
-node given that its parent was right; the product along a path is the chance to get there, and the
-sum over the trie the expected number of accepted tokens. Both were fitted on recorded answers, once
-with the logit of a probe that was trained on benefit (``drafters/training/benefit.py``) and once
-without, for streams whose hidden states nobody reads.
+Boosted trees rate the branches of the copy trie's first level, and from the likeliest one whether
+the copies pay; a logistic regression rates every deeper node given that its parent was right. The
+product along a path is the chance to get there, and the sum over the trie the expected number of
+accepted tokens. All were fitted on recorded answers, once with the logit of a probe that was
+trained on benefit (``drafters/training/benefit.py``) and once without, for streams whose hidden
+states nobody reads.
 
 The file is a safetensors; what is no tensor stands in its metadata.
 """
@@ -37,6 +38,8 @@ class CopyModel:
 
     first: BoostedTrees
     """Of a branch of the first level."""
+    pays: BoostedTrees
+    """Of three tokens or more, from the features of the likeliest branch."""
     further_weights: tuple[float, ...]
     """Of a deeper node given its parent, in the order of ``FURTHER_FEATURES``."""
     further_bias: float
@@ -48,9 +51,11 @@ class CopyModel:
                 f"{len(self.further_weights)}"
             )
 
-    def first_logits(self, rows_RF: Floats) -> Floats:
-        """[R, F] -> [R]."""
-        return self.first.logits(rows_RF)
+    def first_level(self, rows_RF: Floats) -> tuple[list[float], float]:
+        """Logits of the branches [R, F] of a step, and the logit that its copies pay."""
+        logits = self.first.logits(rows_RF)
+        likeliest = int(logits.argmax())
+        return logits.tolist(), float(self.pays.logits(rows_RF[likeliest : likeliest + 1])[0])
 
     def further_probability(self, features: Sequence[float]) -> float:
         """That a node is right where its parent was."""
@@ -140,7 +145,15 @@ def load_gate(path: Path) -> Gate:
 
 
 def _tensors_of(model: CopyModel, name: str) -> dict[str, Tensor]:
-    trees = model.first
+    further = torch.tensor([*model.further_weights, model.further_bias], dtype=torch.float64)
+    return {
+        f"{name}.further": further,
+        **_tensors_of_trees(model.first, f"{name}.first"),
+        **_tensors_of_trees(model.pays, f"{name}.pays"),
+    }
+
+
+def _tensors_of_trees(trees: BoostedTrees, name: str) -> dict[str, Tensor]:
     return {
         f"{name}.features": torch.from_numpy(trees.features),
         f"{name}.thresholds": torch.from_numpy(trees.thresholds),
@@ -148,15 +161,21 @@ def _tensors_of(model: CopyModel, name: str) -> dict[str, Tensor]:
         f"{name}.values": torch.from_numpy(trees.values),
         f"{name}.prior": torch.tensor([trees.prior], dtype=torch.float64),
         f"{name}.depth": torch.tensor([trees.depth]),
-        f"{name}.further": torch.tensor(
-            [*model.further_weights, model.further_bias], dtype=torch.float64
-        ),
     }
 
 
 def _model(tensors: dict[str, Tensor], name: str) -> CopyModel:
     *weights, bias = tensors[f"{name}.further"].tolist()
-    trees = BoostedTrees(
+    return CopyModel(
+        first=_trees(tensors, f"{name}.first"),
+        pays=_trees(tensors, f"{name}.pays"),
+        further_weights=tuple(weights),
+        further_bias=bias,
+    )
+
+
+def _trees(tensors: dict[str, Tensor], name: str) -> BoostedTrees:
+    return BoostedTrees(
         prior=float(tensors[f"{name}.prior"]),
         features=tensors[f"{name}.features"].numpy(),
         thresholds=tensors[f"{name}.thresholds"].numpy(),
@@ -164,4 +183,3 @@ def _model(tensors: dict[str, Tensor], name: str) -> CopyModel:
         values=tensors[f"{name}.values"].numpy(),
         depth=int(tensors[f"{name}.depth"]),
     )
-    return CopyModel(first=trees, further_weights=tuple(weights), further_bias=bias)

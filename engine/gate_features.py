@@ -12,6 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import eq
+from typing import NamedTuple
 
 from engine.copy_trie import Branch
 
@@ -32,8 +33,19 @@ FIRST_FEATURES = (
 """Features of a branch of the first level, in order; the probe's logit follows where there is
 one."""
 
-FURTHER_FEATURES = ("match_length", "depth", "share", "branches", "recent_tokens", "first")
-"""Features of a deeper node, in order; ``first`` is the logit of its first-level branch."""
+FURTHER_FEATURES = (
+    "match_length",
+    "depth",
+    "share",
+    "branches",
+    "recent_tokens",
+    "first_above",
+    "first_below",
+    "pays",
+)
+"""Features of a deeper node, in order. ``first_above`` and ``first_below`` are the positive and the
+negative part of the logit of its first-level branch (an unlikely branch that was right all the same
+is a good one), ``pays`` the logit that the step's copies pay."""
 
 LIKENESS_TOKENS = 32
 """Tokens before an occurrence that are compared place by place."""
@@ -53,6 +65,20 @@ class RecentCopies:
         """A copy was, or would have been, accepted for so many tokens."""
         self.hits += _RECENT_WEIGHT * ((accepted > 0) - self.hits)
         self.tokens += _RECENT_WEIGHT * (accepted - self.tokens)
+
+
+class Above(NamedTuple):
+    """What the models of the first level said, for the nodes below."""
+
+    first: float
+    """Logit of the node's first-level branch."""
+    pays: float
+    """Logit that the step's copies pay."""
+
+    @property
+    def features(self) -> tuple[float, float, float]:
+        """The last of ``FURTHER_FEATURES``."""
+        return max(self.first, 0.0), max(-self.first, 0.0), self.pays
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +141,12 @@ def _likeness(token_ids: Sequence[int], start: int) -> float:
 
 
 def further_features(
-    branch: Branch, siblings: Sequence[Branch], *, depth: int, first: float, recent: RecentCopies
+    branch: Branch,
+    siblings: Sequence[Branch],
+    *,
+    depth: int,
+    above: Above,
+    recent: RecentCopies,
 ) -> list[float]:
     """Of a node ``depth`` places behind the occurrences, in the order of ``FURTHER_FEATURES``."""
     total = sum(len(sibling.matches) for sibling in siblings)
@@ -125,5 +156,5 @@ def further_features(
         len(branch.matches) / total,
         math.log(len(siblings)),
         math.log1p(recent.tokens),
-        first,
+        *above.features,
     ]

@@ -11,7 +11,7 @@ import numpy as np
 from engine.copy_source import CopyMatch
 from engine.copy_trie import Branch, branches
 from engine.gate import CopyModel, sigmoid
-from engine.gate_features import Situation, first_features, further_features
+from engine.gate_features import Above, Situation, first_features, further_features
 
 MIN_PROBABILITY = 0.03
 """Nodes that are reached more rarely are not opened: no row is that cheap."""
@@ -30,6 +30,8 @@ class RatedCopies:
     first_token: float = 0.0
     """The chance that any token is accepted."""
     match_length: int = 0
+    pays: float = 0.0
+    """The chance that three tokens or more are accepted."""
 
     @property
     def expected_tokens(self) -> float:
@@ -46,8 +48,7 @@ class _Open:
     branch: Branch = field(compare=False)
     path: tuple[int, ...] = field(compare=False)
     ratings: tuple[float, ...] = field(compare=False)
-    first: float = field(compare=False)
-    """Logit of the first-level branch above it."""
+    above: Above = field(compare=False)
 
 
 class CopyRater:
@@ -62,6 +63,7 @@ class CopyRater:
         if not waiting:
             return RatedCopies()
         first_token = -sum(one.negative_probability for one in waiting)
+        pays = sigmoid(waiting[0].above.pays)
         opened: dict[tuple[int, ...], tuple[float, ...]] = {}
         probabilities: list[float] = []
         while waiting and len(probabilities) < self._max_nodes:
@@ -79,6 +81,7 @@ class CopyRater:
             probabilities=tuple(probabilities),
             first_token=min(first_token, 1.0),
             match_length=max(match.length for match in matches),
+            pays=pays,
         )
 
     def _first_level(self, situation: Situation, matches: Sequence[CopyMatch]) -> list[_Open]:
@@ -86,11 +89,18 @@ class CopyRater:
         if not found:
             return []
         rows = np.array(first_features(situation, found))
-        logits = self._model.first_logits(rows).tolist()
+        logits, pays = self._model.first_level(rows)
         chances = [sigmoid(one) for one in logits]
         total = max(1.0, sum(chances))
         waiting = [
-            _Open(-chance / total, index, branch, (branch.token_id,), (chance / total,), one)
+            _Open(
+                -chance / total,
+                index,
+                branch,
+                (branch.token_id,),
+                (chance / total,),
+                Above(first=one, pays=pays),
+            )
             for index, (branch, chance, one) in enumerate(zip(found, chances, logits, strict=True))
             if chance / total >= MIN_PROBABILITY
         ]
@@ -103,10 +113,10 @@ class CopyRater:
         children = []
         for branch in found:
             features = further_features(
-                branch, found, depth=depth, first=node.first, recent=situation.recent
+                branch, found, depth=depth, above=node.above, recent=situation.recent
             )
             chance = node.ratings[-1] * self._model.further_probability(features)
             if chance >= MIN_PROBABILITY:
                 path, ratings = (*node.path, branch.token_id), (*node.ratings, chance)
-                children.append(_Open(-chance, count, branch, path, ratings, node.first))
+                children.append(_Open(-chance, count, branch, path, ratings, node.above))
         return children

@@ -6,11 +6,11 @@ from engine.block import SequenceRows
 from engine.candidates import TokenTree
 from engine.kv_cache import KVCache
 
-_CONTEXT = 256
+CONTEXT = 256
 
 
-def sibling_rows(num_rows: int, kv: KVCache) -> tuple[SequenceRows, ...]:
-    """Rows of one sequence behind ``_CONTEXT`` committed tokens, or what the cache holds."""
+def sibling_rows(num_rows: int, kv: KVCache, *, context: int = CONTEXT) -> tuple[SequenceRows, ...]:
+    """Rows of one sequence behind ``context`` committed tokens, or what the cache holds."""
     tree = TokenTree((0,) * num_rows, (-1, *[0] * (num_rows - 1)))
-    prefix = min(_CONTEXT, kv.max_length - 2)
+    prefix = min(context, kv.max_length - 2)
     return (SequenceRows(0, prefix, tree, wants_all=True),)

@@ -24,6 +24,7 @@ from engine.copy_trie import Branch, branches
 from engine.gate_features import (
     FIRST_FEATURES,
     FURTHER_FEATURES,
+    Above,
     RecentCopies,
     Situation,
     first_features,
@@ -85,7 +86,7 @@ class GateData:
     first_step: Integers
     """[B]: index of the branch's step."""
     further: Floats
-    """[N, G]; the first-level logit is still 0."""
+    """[N, G]; what the first level's models say is still 0."""
     further_right: Flags
     """[N]."""
     further_branch: Integers
@@ -148,7 +149,7 @@ class _Collector:
     def _add_nodes(self, step: CopyStep, found: Sequence[Branch], depth: int, above: int) -> None:
         for branch in found:
             features = further_features(
-                branch, found, depth=depth, first=0.0, recent=step.situation.recent
+                branch, found, depth=depth, above=Above(0.0, 0.0), recent=step.situation.recent
             )
             self.further.append(features)
             self.further_right.append(branch.token_id == step.future[depth])

@@ -16,10 +16,11 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 
-from drafters.training.benefit import Flags, Floats, GateData
+from drafters.training.benefit import Flags, Floats, GateData, Integers
 from drafters.training.logistic import auc, fit_logistic
 from engine.boosted_trees import BoostedTrees
 from engine.gate import CopyModel, logit
+from engine.gate_features import Above
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,11 +84,31 @@ def fit_copies(data: GateData, steps: Flags, logits: Floats | None, fit: GateFit
         rows = np.concatenate([rows, logits[data.first_step][:, None]], axis=1)
     chosen = data.of_branches(steps)
     first = _trees(rows[chosen], data.first_right[chosen], fit)
-    further = data.further.copy()
-    further[:, -1] = first.logits(rows)[data.further_branch]
+    logits_of_first = first.logits(rows)
+    likeliest = _likeliest(logits_of_first, data)
+    pays = _trees(rows[likeliest][steps], data.pays[steps], fit)
+    further = _with_above(data, logits_of_first, pays.logits(rows[likeliest]))
     nodes = data.of_nodes(steps)
     weights, bias = _logistic(further[nodes], data.further_right[nodes])
-    return CopyModel(first=first, further_weights=weights, further_bias=bias)
+    return CopyModel(first=first, pays=pays, further_weights=weights, further_bias=bias)
+
+
+def _likeliest(logits: Floats, data: GateData) -> Integers:
+    """[S]: each step's branch with the highest logit; branches lie together by step."""
+    order = np.lexsort((logits, data.first_step))
+    last = np.append(np.diff(data.first_step[order]) > 0, True)
+    found: Integers = order[last]
+    return found
+
+
+def _with_above(data: GateData, first: Floats, pays: Floats) -> Floats:
+    """The deeper nodes' features with what the first level's models said of them."""
+    steps = data.first_step[data.further_branch]
+    pairs = zip(first[data.further_branch].tolist(), pays[steps].tolist(), strict=True)
+    above = np.array([Above(first=one, pays=other).features for one, other in pairs])
+    found: Floats = data.further.copy()
+    found[:, -above.shape[1] :] = above
+    return found
 
 
 def _trees(rows: Floats, right: Flags, fit: GateFit) -> BoostedTrees:

@@ -22,6 +22,8 @@ class RatedSteps:
 
     first: Floats
     """[S]: the chance that the first token is right."""
+    pays: Floats
+    """[S]: the chance that ``BENEFIT_TOKENS`` or more are right."""
     expected: Floats
     """[S]: expected accepted tokens."""
     gained: Integers
@@ -33,6 +35,7 @@ class RatedSteps:
         """Both together."""
         return RatedSteps(
             first=np.concatenate([self.first, other.first]),
+            pays=np.concatenate([self.pays, other.pays]),
             expected=np.concatenate([self.expected, other.expected]),
             gained=np.concatenate([self.gained, other.gained]),
             is_visited=np.concatenate([self.is_visited, other.is_visited]),
@@ -43,14 +46,15 @@ class RatedSteps:
         kept = self.is_visited
         return RatedSteps(
             first=self.first[kept],
+            pays=self.pays[kept],
             expected=self.expected[kept],
             gained=self.gained[kept],
             is_visited=self.is_visited[kept],
         )
 
     def benefit_auc(self) -> float | None:
-        """Of the expected tokens as a predictor of ``BENEFIT_TOKENS`` accepted ones or more."""
-        return roc_auc(self.expected.tolist(), (self.gained >= BENEFIT_TOKENS).tolist())
+        """Of ``pays`` as a predictor of ``BENEFIT_TOKENS`` accepted tokens or more."""
+        return roc_auc(self.pays.tolist(), (self.gained >= BENEFIT_TOKENS).tolist())
 
     def reliability(self, num_bins: int = 10) -> list[tuple[float, float, int]]:
         """(mean promise, share that came true, steps) of first tokens, in bins of equal width."""
@@ -87,18 +91,20 @@ def rate_steps(
     rater = CopyRater(
         gate.model(has_probe=logits is not None), max_tokens=rule.max_tokens, max_nodes=MAX_NODES
     )
-    first, expected, gained, visited = [], [], [], []
+    first, pays, expected, gained, visited = [], [], [], [], []
     for step in copy_steps(transcripts, seed=seed, rule=rule):
         situation = step.situation
         if logits is not None:
             situation = replace(situation, probe_logit=logits[step.transcript][step.row])
         rated = rater.rate(situation, step.matches)
         first.append(rated.first_token)
+        pays.append(rated.pays)
         expected.append(rated.expected_tokens)
         gained.append(step.gained)
         visited.append(step.is_visited)
     return RatedSteps(
         first=np.array(first),
+        pays=np.array(pays),
         expected=np.array(expected),
         gained=np.array(gained, dtype=np.int64),
         is_visited=np.array(visited, dtype=np.bool_),

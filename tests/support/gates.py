@@ -29,6 +29,7 @@ def copy_model(first: BoostedTrees | None = None, *, further: float = 2.0) -> Co
     by_length = stump(FIRST_FEATURES.index("match_length"), 1.0, low=-2.0, high=2.0)
     return CopyModel(
         first=first or by_length,
+        pays=stump(FIRST_FEATURES.index("match_length"), 1.0, low=-1.0, high=1.0),
         further_weights=(0.0,) * len(FURTHER_FEATURES),
         further_bias=further,
     )

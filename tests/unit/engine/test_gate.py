@@ -17,6 +17,7 @@ from engine.gate import load_gate, logit, save_gate, sigmoid
 from engine.gate_features import (
     FIRST_FEATURES,
     FURTHER_FEATURES,
+    Above,
     RecentCopies,
     Situation,
     first_features,
@@ -79,8 +80,10 @@ def test_the_probe_is_the_last_feature_where_there_is_one() -> None:
     found = branches(CONTEXT, matches(), 0)
     assert first_features(situation(0.7), found)[0][-1] == 0.7
     assert len(first_features(situation(), found)[0]) == len(FIRST_FEATURES)
-    node = further_features(found[0], found, depth=2, first=0.5, recent=RecentCopies())
-    assert dict(zip(FURTHER_FEATURES, node, strict=True))["match_length"] == math.log(5)
+    node = further_features(found[0], found, depth=2, above=Above(0.5, -1.0), recent=RecentCopies())
+    by_name = dict(zip(FURTHER_FEATURES, node, strict=True))
+    assert by_name["match_length"] == math.log(5)
+    assert (by_name["first_above"], by_name["first_below"], by_name["pays"]) == (0.5, 0.0, -1.0)
 
 
 def test_recent_copies_are_moving_averages() -> None:
@@ -123,7 +126,7 @@ def test_file_keeps_everything(tmp_path: Path) -> None:
     rows = np.random.default_rng(0).normal(size=(9, len(FIRST_FEATURES) + 1))
     for name in ("informed", "blind"):
         ours, theirs = getattr(gate(), name), getattr(loaded, name)
-        assert np.array_equal(ours.first_logits(rows), theirs.first_logits(rows))
+        assert ours.first_level(rows) == theirs.first_level(rows)
         assert ours.further_bias == theirs.further_bias
 
 

@@ -9,7 +9,7 @@ from sklearn.ensemble import GradientBoostingClassifier
 
 from drafters.training.benefit import GateData, MatchRule, copy_steps, gate_data
 from drafters.training.capture import Transcript
-from drafters.training.gate_model import GateFit, fit_copies, fit_probe
+from drafters.training.gate_model import GateFit, _with_above, fit_copies, fit_probe
 from drafters.training.gate_quality import RatedSteps, rate_steps
 from engine.gate_features import FIRST_FEATURES, FURTHER_FEATURES
 from tests.support.gates import gate
@@ -65,10 +65,18 @@ def test_exported_trees_say_what_scikit_learn_says() -> None:
         subsample=0.5,
         random_state=0,
     ).fit(data.first, data.first_right)
-    assert model.first_logits(data.first) == pytest.approx(
+    assert model.first.logits(data.first) == pytest.approx(
         reference.decision_function(data.first), abs=1e-6
     )
-    assert model.further_probability([0.0] * len(FURTHER_FEATURES)) == pytest.approx(0.8, abs=0.1)
+
+
+def test_deeper_nodes_are_right_as_often_as_they_were() -> None:
+    """Their features say nothing here, so that every node's chance is near the share."""
+    data = random_data()
+    model = fit_copies(data, np.ones(len(data.accepted), dtype=np.bool_), None, FIT)
+    rows = _with_above(data, model.first.logits(data.first), model.pays.logits(data.first))
+    chances = [model.further_probability(row) for row in rows.tolist()]
+    assert np.mean(chances) == pytest.approx(data.further_right.mean(), abs=0.01)
 
 
 def test_the_probe_learns_benefit_and_its_training_logits_are_crossed() -> None:
@@ -94,6 +102,7 @@ def test_ratings_follow_the_probe_where_there_is_one() -> None:
 def test_reliability_compares_promise_and_truth_per_bin() -> None:
     rated = RatedSteps(
         first=np.array([0.05, 0.05, 0.95, 0.95]),
+        pays=np.array([0.1, 0.2, 0.8, 0.9]),
         expected=np.array([0.1, 0.2, 4.0, 5.0]),
         gained=np.array([0, 1, 5, 6]),
         is_visited=np.array([True, False, True, False]),
