@@ -111,7 +111,7 @@ def test_small_training_writes_a_loadable_probe_with_report_and_plots(
 def test_small_neural_training_writes_a_drafter_that_drafts(
     part: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sizes = ["--sharegpt", "0", "--copy-diverse", "4", "--python", "2", "--max-tokens", "10"]
+    sizes = ["--sharegpt", "0", "--copy-diverse", "6", "--python", "0", "--max-tokens", "10"]
     sizes += ["--epochs", "1"]
     assert main([part, "--out", str(tmp_path), *sizes, "--num-threads", "1"]) == 0
     assert "acceptance" in capsys.readouterr().out
