@@ -104,7 +104,8 @@ def train_medusa(argv: Sequence[str]) -> None:
         trained = train_heads(run, data, folder, ranks)
         if ranks.is_first:
             trained.write(data, origin, folder)
-            sys.stdout.write(f"{json.dumps(trained.quality)}\n")
+            said = trained.result.validation | trained.quality
+            sys.stdout.write(f"{json.dumps(said)}\n")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -141,7 +142,6 @@ def train_heads(
     tree = likeliest_tree(measured.shares, run.heads.tree_nodes)
     chain = tree.limited(num_nodes=run.heads.num_heads, num_ranks=1)
     quality = {
-        **result.validation,
         "accepted_length": {
             "chain": measured.accepted_length(chain),
             f"tree of {len(tree.nodes)}": measured.accepted_length(tree),

@@ -84,8 +84,13 @@ def test_fp32_text_is_what_transformers_writes() -> None:
     assert answer(engine("float32", "auto"), "vanilla", 0) == expected
 
 
-@pytest.mark.parametrize("drafter", ["eagle3", "small_model", "steered"])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(
+    ("drafter", "temperature"),
+    [
+        *((name, degree) for name in ("eagle3", "small_model", "steered") for degree in (0.0, 1.0)),
+        ("medusa", 0.0),
+    ],
+)
 def test_shipped_drafters_help_and_change_nothing(drafter: str, temperature: float) -> None:
     """In bf16, bit for bit; a drafter that fits badly would have nothing accepted."""
     config = EngineConfig(
