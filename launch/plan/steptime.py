@@ -1,7 +1,8 @@
 """How long a verifier pass takes: rows, context, batch and ranks to seconds.
 
 A product of an [n, K] and a [K, N] matrix is bound by reading the weights or by arithmetic; a
-p-norm (``overlap`` is p) joins the two, because a real kernel is a little slower than the larger of both.
+p-norm (``overlap`` is p) joins the two, because a real kernel is a little slower than the larger
+of both.
 ``memory_efficiency`` and ``matmul_efficiency`` are the shares of the data sheet's figures that
 kernels reach. Attention reads keys and values and does arithmetic with ``attention_efficiency``;
 ``attention_launch`` is paid per attention kernel, ``layer_gap`` per layer for small kernels,
