@@ -97,14 +97,12 @@ def load_drafter(config: EngineConfig) -> NeuralDrafter:
 
 
 def _load_medusa(config: EngineConfig, verifier: Path) -> MedusaDrafter:
-    """The keys that shape dynamic trees choose a part of the static one."""
-    speculation, directory = config.speculation, _directory(config)
+    """The shape of the tree is stored; configured is how much of it is drafted."""
+    directory = _directory(config)
     heads = load_medusa(directory, verifier, dtype=getattr(torch, config.dtype))
     heads.prepare_for_inference()
-    tree = load_tree(directory, num_heads=heads.config.num_heads).limited(
-        num_nodes=speculation.draft_tree_nodes - 1, num_ranks=speculation.draft_tree_top_k
-    )
-    return MedusaDrafter(heads, tree)
+    tree = load_tree(directory, num_heads=heads.config.num_heads)
+    return MedusaDrafter(heads, tree.limited(config.speculation.draft_tree_nodes - 1))
 
 
 def _shape(config: EngineConfig) -> ChainShape | TreeShape:

@@ -66,10 +66,9 @@ class StaticTree:
         """Of being accepted up to a node, if the heads err independently."""
         return prod(self.accuracies[head][rank] for head, rank in enumerate(node))
 
-    def limited(self, *, num_nodes: int, num_ranks: int) -> StaticTree:
-        """The likeliest nodes that take only the first ranks; 1 rank is a chain."""
-        kept = [node for node in self.nodes if max(node) < num_ranks]
-        return StaticTree(nodes=tuple(kept[:num_nodes]), accuracies=self.accuracies)
+    def limited(self, num_nodes: int) -> StaticTree:
+        """The likeliest nodes alone."""
+        return StaticTree(nodes=self.nodes[:num_nodes], accuracies=self.accuracies)
 
     def paths(self, max_depth: int) -> list[Node]:
         """Root-to-leaf paths of at most ``max_depth`` ranks, as ``draft_tree.best_first_paths``."""

@@ -79,7 +79,5 @@ METHOD_DEFAULTS: dict[str, dict[str, Any]] = {
         "copy_max_tokens": 10,
     },
     **{method: {"drafter": method} for method in NEURAL_METHODS},
-    # Medusa: a static tree over the ten likeliest tokens of each head (its published trees).
-    "medusa": {"drafter": "medusa", "draft_tree_top_k": 10},
 }
 """Where a method differs from ``SpeculationConfig``'s defaults, which are SwitchSD's."""

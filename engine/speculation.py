@@ -60,7 +60,7 @@ class SpeculationConfig:
     draft_tree_top_k: int = 1
     """Neural drafts: nodes expanded per level of a dynamic tree; 1 drafts a chain."""
     draft_tree_nodes: int = 24
-    """Neural drafts: nodes kept of a dynamic tree, the pending token's included."""
+    """Neural drafts: nodes kept of a tree, the pending token's included."""
     draft_min_probability: float = 0.0
     """Neural chains end before their probability falls below this; 0 never ends them."""
     draft_sample_method: DraftSampleMethod = "coupled"

@@ -140,13 +140,9 @@ def train_heads(
     # Each rank measures its own share of the validation answers; the first one's tree is kept.
     measured = measure_heads(task, [batch for batch, counts in shared], run.heads.ranks)
     tree = likeliest_tree(measured.shares, run.heads.tree_nodes)
-    chain = tree.limited(num_nodes=run.heads.num_heads, num_ranks=1)
     quality = {
-        "accepted_length": {
-            "chain": measured.accepted_length(chain),
-            f"tree of {len(tree.nodes)}": measured.accepted_length(tree),
-        },
-        "expected_tree_length": tree.expected_length,
+        "tree_acceptance": measured.accepted_length(tree),
+        "expected_tree_acceptance": tree.expected_length,
         "draft_vocabulary_coverage": _coverage(heads.vocabulary, data),
     }
     return TrainedHeads(heads=heads, tree=tree, result=result, quality=quality)

@@ -15,7 +15,7 @@ from drafters.eagle3_head import Eagle3Head
 from drafters.medusa import MedusaDrafter
 from drafters.medusa_heads import MedusaConfig, MedusaHeads
 from drafters.small_model import SmallModelDrafter
-from drafters.static_tree import likeliest_tree
+from drafters.static_tree import StaticTree, likeliest_tree
 from drafters.steered import SteeredDrafter, install_steering
 from drafters.steering import SteeringHead, SteeringShape
 from drafters.vocabulary import DraftVocabulary
@@ -81,8 +81,8 @@ def medusa(verifier: ModelConfig, shape: ChainShape | TreeShape) -> Part:
     heads.weight.data.normal_(std=0.2, generator=torch.Generator().manual_seed(6))
     heads.set_projection(0, model.head.get_parameter("weight"))
     falling = [0.5**rank for rank in range(1, 7)]
-    ranks = shape.top_k if isinstance(shape, TreeShape) else 1
-    tree = likeliest_tree([falling, falling], 24).limited(num_nodes=24, num_ranks=ranks)
+    tree = likeliest_tree([falling, falling], 24)
+    tree = tree if isinstance(shape, TreeShape) else StaticTree(nodes=((0,), (0, 0)))
     return Part(MedusaDrafter(heads, tree), NormedState(tap=verifier.num_layers, norm=model.norm))
 
 

@@ -33,11 +33,10 @@ def test_no_tree_of_that_size_is_expected_to_be_accepted_longer(num_nodes: int) 
     assert tree.expected_length == pytest.approx(best)
 
 
-def test_a_limited_tree_keeps_the_likeliest_nodes_and_one_rank_is_a_chain() -> None:
+def test_a_limited_tree_keeps_the_likeliest_nodes() -> None:
     tree = likeliest_tree(ACCURACIES, 12)
-    assert tree.limited(num_nodes=3, num_ranks=10).nodes == ((0,), (0, 0), (1,))
-    assert tree.limited(num_nodes=12, num_ranks=1).nodes == ((0,), (0, 0))
-    assert tree.limited(num_nodes=12, num_ranks=2).num_ranks == 2
+    assert tree.limited(3).nodes == ((0,), (0, 0), (1,))
+    assert tree.limited(3).accuracies == ACCURACIES
 
 
 def test_paths_lead_to_every_leaf_likeliest_first() -> None:
