@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from engine.draft_economy import RETURN_MARGIN, TRIAL_STEPS, DraftEconomy
+from engine.draft_economy import (
+    FIRST_TRIAL_STEPS,
+    RETURN_MARGIN,
+    TRIAL_STEPS,
+    DraftEconomy,
+    TypicalTime,
+)
 from engine.records import Draft
 from engine.row_budget import AcceptanceEstimate
 from engine.step_time import StepTimeTable
@@ -47,16 +53,27 @@ def test_near_the_limit_the_decision_keeps() -> None:
     cost = 0.0
     while asks(found, batch=1):
         cost += 0.1
-        found.milliseconds = cost
-    found.milliseconds = cost - 0.2
+        found.time.milliseconds = cost
+    found.time.milliseconds = cost - 0.2
     assert not asks(found, batch=1), "what stopped must look clearly better to come back"
-    found.milliseconds = cost / (1.5 * RETURN_MARGIN)
+    found.time.milliseconds = cost / (1.5 * RETURN_MARGIN)
     assert asks(found, batch=1)
-    found.milliseconds = cost - 0.2
+    found.time.milliseconds = cost - 0.2
     assert asks(found, batch=1), "what goes on needs no margin"
 
 
-def test_while_it_is_off_the_drafter_is_tried_now_and_then() -> None:
+def test_while_it_is_off_the_drafter_is_tried_soon_and_then_ever_more_rarely() -> None:
     found = economy(accepted=0, milliseconds=50.0)
-    asked = [asks(found, batch=4) for _ in range(3 * TRIAL_STEPS)]
-    assert sum(asked) == 3
+    asked = [asks(found, batch=4) for _ in range(4 * TRIAL_STEPS)]
+    trials = [step for step, is_asked in enumerate(asked, start=1) if is_asked]
+    gaps = [after - before for before, after in zip([0, *trials], trials, strict=False)]
+    assert gaps[:3] == [FIRST_TRIAL_STEPS, 2 * FIRST_TRIAL_STEPS, 4 * FIRST_TRIAL_STEPS]
+    assert gaps[-1] == TRIAL_STEPS
+
+
+def test_a_lost_time_slice_says_nothing_of_the_drafter() -> None:
+    """With a moving average three slow calls in six switched a drafter off for 128 steps."""
+    time = TypicalTime()
+    for milliseconds in (1.0, 1.0, 1.0, 1.0, 30.0, 1.0, 30.0, 30.0):
+        time.observe(milliseconds)
+    assert time.milliseconds == 1.0

@@ -8,7 +8,7 @@ import pytest
 
 from drafters.copy_index import CopyIndex
 from engine.candidates import chain
-from engine.draft_economy import LookaheadCounts
+from engine.draft_economy import LookaheadCounts, TypicalTime
 from engine.outlook import Outlook
 from engine.policies.options import best_option, copy_draft, merged_draft
 from engine.policies.switch_sd_plus import GatedChooser, SwitchSDPlus
@@ -40,7 +40,9 @@ def outlook(
     call_ms: float = 1.0,
 ) -> Outlook:
     counts = LookaheadCounts(
-        drafted=[1.0] * len(accepted), accepted=list(accepted), call_ms=call_ms
+        drafted=[1.0] * len(accepted),
+        accepted=list(accepted),
+        call=TypicalTime(milliseconds=call_ms),
     )
     return Outlook(step_times=table, rows=1, num_sequences=1, lookahead=counts)
 
