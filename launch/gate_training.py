@@ -28,7 +28,7 @@ from engine.gate import Gate
 from engine.interfaces import Site
 from engine.probe import Probe
 from engine.weights import load_model
-from launch.bench.workloads import load_workload
+from launch.bench.workloads import load_workload, parse_workload
 from launch.data.copy_diversity import copy_diversity
 from launch.data.sharegpt import sharegpt_prompts
 from launch.progress import progress_bar, stage_progress
@@ -51,7 +51,9 @@ class GateRun:
     held_out: tuple[str, ...] = ("humaneval",)
     """Workloads of the final check: names or JSONL files."""
     num_held_out: int = 80
-    """Prompts of each."""
+    """Prompts of each, where its name gives no limit."""
+    data_dir: Path | None = None
+    """Where held-out workloads have their files."""
     max_prompt_tokens: int = 1_200
     """Longer natural prompts are left out."""
     max_tokens: int = 192
@@ -99,13 +101,17 @@ class GateTrainer:
         self._prompts = [tuple(tokenizer.chat(prompt.messages)) for prompt in made]
         self._prompts += [prompt.token_ids for prompt in natural]
         room = run.engine.max_model_len - run.max_tokens
+        workloads = [
+            parse_workload(text, limit=run.num_held_out, data_dir=run.data_dir)
+            for text in run.held_out
+        ]
         self._held_out = {
-            Path(workload).stem: [
+            Path(workload.name).stem: [
                 prompt.token_ids
-                for prompt in load_workload(workload, tokenizer, limit=run.num_held_out)
+                for prompt in load_workload(workload, tokenizer)
                 if len(prompt.token_ids) <= room
             ]
-            for workload in run.held_out
+            for workload in workloads
         }
         self._model = load_model(
             run.engine.model,

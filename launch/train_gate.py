@@ -6,6 +6,7 @@ import logging
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from drafters.training.gate_model import GateFit
 from launch.cli import parse, user_errors
@@ -39,7 +40,9 @@ class GateFlags:
     held_out: tuple[str, ...] = ("humaneval",)
     """Workloads of the final check: names or JSONL files, of kinds that are not trained on."""
     held_out_prompts: int = 80
-    """Prompts of each."""
+    """Prompts of each, where its name gives no limit."""
+    data_dir: Path | None = None
+    """Folder with the files of held-out workloads, as for the bench."""
     max_tokens: int = 192
     """Longest answer in tokens."""
     layers: tuple[int, ...] = ()
@@ -84,6 +87,7 @@ def gate_run(flags: GateFlags) -> GateRun:
         num_natural=flags.natural,
         held_out=flags.held_out,
         num_held_out=flags.held_out_prompts,
+        data_dir=flags.data_dir,
         max_tokens=flags.max_tokens,
         layers=flags.layers,
     )
