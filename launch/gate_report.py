@@ -36,7 +36,7 @@ def write_gate(result: GateResult, origin: dict[str, Any], folder: Path) -> dict
         "quality": {name: _quality(steps) for name, steps in result.informed.items()},
         "quality_without_probe": {name: _quality(steps) for name, steps in result.blind.items()},
     }
-    text = json.dumps({**origin, **summary}, indent=1)
+    text = json.dumps({**origin, **summary}, indent=1, default=str)
     (folder / "gate.json").write_text(f"{text}\n", encoding="utf-8")
     plot_reliability(result.informed, folder / "gate_reliability.png")
     return summary
