@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from drafters.assemble import assemble_engine
+from drafters.assemble import assemble_engine, configured_probe
 from engine.engine import SpeculativeEngine
 from engine.sampling import SamplingParams
+from launch.bench.figure3 import write_figure3
 from launch.bench.journal import Journal, Session
 from launch.bench.measure import Contestant, EngineContestant, measure
 from launch.bench.peers.client import PeerContestant, PeerOptions, start_peers
@@ -42,7 +43,23 @@ def main(argv: Sequence[str] | None = None) -> None:
     if tasks:
         _run(tasks, journal)
     if speaks:
-        write_report(Journal(flags.out), flags.out)
+        finished = Journal(flags.out)
+        write_report(finished, flags.out)
+        if flags.table == "figure3":
+            _write_figure3(plans[0], finished)
+
+
+def _write_figure3(plan: Plan, journal: Journal) -> None:
+    """The probe of the engine is the one whose verdicts were recorded."""
+    probe = configured_probe(plan.config)
+    assert probe is not None, "the row that Figure 3 needs reads a probe"
+    found = write_figure3(journal.steps(), probe.threshold, plan.out)
+    on, off = found["on"], found["off"]
+    Console().print(
+        f"Copies of full length: {on['full']} of {on['copies']} with the probe on, {off['full']} "
+        f"of {off['copies']} with it off; ratio {found['ratio']} (paper {found['paper_ratio']}).",
+        highlight=False,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from engine import metrics
 from engine.metrics import Timing
+from launch.bench.modelled import modelled_speedup
 from launch.bench.runs import Run
 
 Agreement = Literal["equal", "near_tie", "mismatch"]
@@ -82,6 +83,7 @@ def make_cell(
         **_counts(runs),
         **_step_metrics(runs),
         **_speeds(answers),
+        "modelled_speedup": modelled_speedup([(a.run, a.base, a.prompt_length) for a in answers]),
         "equal_to_vanilla": agreement.count("equal"),
         "near_ties": agreement.count("near_tie") if knows_margins else None,
         "mismatches": len(answers) - agreement.count("equal") - agreement.count("near_tie"),

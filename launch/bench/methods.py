@@ -1,6 +1,7 @@
 """The rows of a table: methods, and variants of a method with some keys changed.
 
-``--methods vanilla,copy_spec,switch_sd:copy_match_length=3:probe_threshold=0`` names three rows.
+``--methods vanilla,copy_spec,switch_sd:copy_match_length=3:probe_threshold=0`` names three rows;
+``open=switch_sd:probe_threshold=0`` gives a row a short name.
 """
 
 from __future__ import annotations
@@ -37,11 +38,13 @@ def parse_variants(methods: str, overrides: str | None = None) -> tuple[Variant,
     labels = [label.strip() for label in methods.split(",") if label.strip()]
     if not labels:
         raise ValueError("--methods must name at least one method, such as vanilla,switch_sd.")
-    for label in labels:
-        if labels.count(label) > 1:
-            raise ValueError(f"--methods names {label!r} twice.")
     ordered = [VANILLA, *(label for label in labels if label != VANILLA)]
-    return tuple(_variant(label, shared) for label in ordered)
+    variants = tuple(_variant(label, shared) for label in ordered)
+    names = [variant.label for variant in variants]
+    for name in names:
+        if names.count(name) > 1 or labels.count(name) > 1:
+            raise ValueError(f"--methods names {name!r} twice.")
+    return variants
 
 
 def shared_speculation(variants: tuple[Variant, ...]) -> SpeculationConfig:
@@ -57,14 +60,15 @@ def shared_speculation(variants: tuple[Variant, ...]) -> SpeculationConfig:
 
 
 def _variant(label: str, shared: dict[str, Any]) -> Variant:
-    method, *pairs = label.split(":")
+    head, *pairs = label.split(":")
+    name, separator, method = head.rpartition("=")
     keys = {} if method == VANILLA else dict(shared)
     for pair in pairs:
-        key, separator, value = pair.partition("=")
-        if not separator:
+        key, equals, value = pair.partition("=")
+        if not equals:
             raise ValueError(f"--methods: {label!r} must read METHOD:KEY=VALUE:KEY=VALUE.")
         keys[key] = _value(value)
-    return Variant(label=label, speculation=speculation(method, **keys))
+    return Variant(label=name if separator else label, speculation=speculation(method, **keys))
 
 
 def _value(text: str) -> Any:

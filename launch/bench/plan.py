@@ -24,12 +24,40 @@ from launch.bench.workloads import (
 from launch.cli import Positional, Repeated
 from launch.recipes import EngineFlags, engine_config
 
+CHAIN = "draft_min_probability=0.05"
+"""Chains end early, as in the SmolLM2 recipe."""
+NEURAL = f"drafter=eagle3:{CHAIN}"
+LOOKAHEADS = (1, 2, 3, 5, 7)
+
 TABLES = {
-    "table1": "vanilla,prompt_lookup,copy_spec,switch_sd",
+    "table1": ",".join(
+        (
+            "vanilla,prompt_lookup,copy_spec,sam_decoding,lookahead,medusa",
+            f"eagle3=eagle3:{CHAIN}",
+            f"rasd=rasd:draft_tree_top_k=1:{CHAIN}",
+            f"bandit_spec=bandit_spec:{NEURAL}",
+            f"switch_sd=switch_sd:{NEURAL}",
+            f"switch_sd_3=switch_sd:copy_match_length=3:{NEURAL}",
+            f"switch_sd_plus=switch_sd_plus:{NEURAL}",
+        )
+    ),
     "table2": "vanilla,small_model,copy_spec:drafter=small_model,switch_sd:drafter=small_model",
+    "table3": ",".join(
+        [
+            "vanilla",
+            *(f"eagle3_{n}=eagle3:num_speculative_tokens={n}" for n in LOOKAHEADS),
+            *(
+                f"switch_sd_{n}=switch_sd:drafter=eagle3:num_speculative_tokens={n}"
+                for n in LOOKAHEADS
+            ),
+        ]
+    ),
+    "table5": "vanilla,prompt_lookup,copy_spec,sam_decoding,lookahead,switch_sd,switch_sd_plus",
     "sd2": "vanilla,small_model,steered",
+    "figure3": "vanilla,open=switch_sd:probe_threshold=0:row_budget=full",
 }
-"""Tables and their rows: SwitchSD's Tables 1 and 2 (speculation with a small model), and SD²'s."""
+"""Tables and their rows: SwitchSD's Tables 1 (all methods), 2 (speculation with a small model), 3
+(best lookahead) and 5 (context alone), and SD²'s; and the rows that Figure 3 is drawn from."""
 
 OURS = "switchsteer"
 
@@ -39,7 +67,8 @@ class BenchFlags(EngineFlags):
     """Flags of ``python -m launch.bench``."""
 
     table: Positional[str] = "table1"
-    """Which table: table1 compares methods, table2 with a small model, sd2 steered drafting."""
+    """Which table: table1 compares methods, table2 with a small model, table3 lookaheads, table5
+    without a drafter, sd2 steered drafting; figure3 shows copies by the probe's verdict."""
     methods: str | None = None
     """Rows, comma separated; METHOD:KEY=VALUE changes a speculative-config key for one row."""
     workload: Repeated[tuple[str, ...]] = ()

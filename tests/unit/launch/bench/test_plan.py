@@ -45,7 +45,10 @@ def test_threads_are_of_the_whole_system() -> None:
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"table": "table9"}, "TABLE must be one of table1, table2, sd2, not 'table9'"),
+        (
+            {"table": "table9"},
+            "TABLE must be one of table1, table2, table3, table5, sd2, figure3, not",
+        ),
         ({"limit": 0}, "--limit must be 1 or more, not 0"),
         ({"max_tokens": -1}, "--max-tokens must be 1 or more"),
         ({"threads": 0}, "--threads must be 1 or more"),

@@ -37,7 +37,7 @@ def test_markdown_is_one_table_per_settings_with_a_dash_for_no_number() -> None:
     assert text.count("### workload w · recipe r") == 1
     assert "| vanilla | 1.000 | - | 0.0 | - | - | 0.0 | 0 | 0.01 | 1.0 | 1.0 |" in text
     assert "| copy_spec:x=1 | 2.500 | 1.50 | 100.0 | 50.0 | - | 0.0 |" in text
-    assert "| 2.5 | 2.5 | 2.50 | 2.50 | 1 | 0 | 0 |" in text
+    assert "| 2.5 | 2.5 | 2.50 | 2.50 | 2.33 | 1 | 0 | 0 |" in text
     assert "`python -m launch.bench`" in text
     assert "other libraries" not in text
 
