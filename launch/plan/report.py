@@ -95,4 +95,4 @@ def parameters_json(machine: Machine) -> dict[str, Any]:
 
 
 def _table(title: str) -> Table:
-    return Table(title=title, title_justify="left", title_style="bold")
+    return Table(title=title, title_justify="left", title_style="bold", min_width=len(title))
