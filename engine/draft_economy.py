@@ -14,6 +14,7 @@ import statistics
 from collections import deque
 from dataclasses import dataclass, field
 
+from engine.gate_features import CopyCalibration
 from engine.records import Draft
 from engine.row_budget import AcceptanceEstimate
 from engine.step_time import StepTimeTable
@@ -94,6 +95,8 @@ class DraftEconomy:
     """What asking for one draft takes."""
     is_on: bool = True
     lookahead: LookaheadCounts = field(default_factory=LookaheadCounts)
+    calibration: CopyCalibration = field(default_factory=CopyCalibration)
+    """Of the gate, where there is one."""
     _steps_off: int = field(default=0, init=False)
     _trial_steps: int = field(default=FIRST_TRIAL_STEPS, init=False)
 

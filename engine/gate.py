@@ -57,10 +57,12 @@ class CopyModel:
         likeliest = int(logits.argmax())
         return logits.tolist(), float(self.pays.logits(rows_RF[likeliest : likeliest + 1])[0])
 
-    def further_probability(self, features: Sequence[float]) -> float:
-        """That a node is right where its parent was."""
+    def further_probability(self, features: Sequence[float], shift: float = 0.0) -> float:
+        """That a node is right where its parent was; ``shift`` is added to the logit."""
         pairs = zip(self.further_weights, features, strict=True)
-        return sigmoid(self.further_bias + math.fsum(weight * value for weight, value in pairs))
+        return sigmoid(
+            shift + self.further_bias + math.fsum(weight * value for weight, value in pairs)
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -50,6 +50,7 @@ is a good one), ``pays`` the logit that the step's copies pay."""
 LIKENESS_TOKENS = 32
 """Tokens before an occurrence that are compared place by place."""
 _RECENT_WEIGHT = 0.2
+_CALIBRATION_RATE = 0.03
 
 
 @dataclass(slots=True)
@@ -65,6 +66,28 @@ class RecentCopies:
         """A copy was, or would have been, accepted for so many tokens."""
         self.hits += _RECENT_WEIGHT * ((accepted > 0) - self.hits)
         self.tokens += _RECENT_WEIGHT * (accepted - self.tokens)
+
+
+@dataclass(slots=True)
+class CopyCalibration:
+    """How far the gate's logits are off where it is used: learned from what became of copies.
+
+    Another model's answers, or another kind of text, copy longer or shorter runs than those that
+    the gate was trained on.
+    """
+
+    first: float = 0.0
+    """Added to logits of first tokens."""
+    further: float = 0.0
+    """Added to logits of further ones."""
+
+    def observe_first(self, promised: float, *, is_right: bool) -> None:
+        """A step's first token."""
+        self.first += _CALIBRATION_RATE * (is_right - promised)
+
+    def observe_further(self, promised: float, *, is_right: bool) -> None:
+        """A token whose parent was right."""
+        self.further += _CALIBRATION_RATE * (is_right - promised)
 
 
 class Above(NamedTuple):

@@ -7,6 +7,7 @@ are shared out among the drafts by what they are expected to bring.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from collections.abc import Sequence as Sequence_
 from dataclasses import dataclass, replace
 
@@ -37,8 +38,12 @@ class _Wish:
 class StepPlanner:
     """Keeps what drafts cost and bring; acceptance is learned per configuration."""
 
-    def __init__(self, step_times: StepTimeTable | None) -> None:
+    def __init__(
+        self, step_times: StepTimeTable | None, *, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        """``clock`` counts seconds: what drafts cost is read from it."""
         self.step_times = step_times
+        self._clock = clock
         self._economies: dict[SpeculationConfig, DraftEconomy] = {}
 
     def trees(
@@ -77,7 +82,7 @@ class StepPlanner:
     def _choose(self, sequences: Sequence_[Sequence], other_rows: int) -> None:
         wishes: list[_Wish] = []
         for sequence in sequences:
-            started = time.perf_counter()
+            started = self._clock()
             view = sequence.view(self._outlook(sequence, other_rows, len(sequences)))
             choice = _choice(sequence, view)
             if isinstance(choice, NeuralWish):
@@ -85,15 +90,17 @@ class StepPlanner:
                 wishes.append(_Wish(sequence, replace(view, max_draft_tokens=limit), choice))
                 choice = Draft(reason=choice.reason)
             sequence.draft, sequence.drafter_calls, sequence.neural_asked = choice, 0, 0
-            sequence.draft_ms = (time.perf_counter() - started) * 1e3
+            sequence.draft_ms = (self._clock() - started) * 1e3
         self._ask(wishes, other_rows + len(sequences) - len(wishes))
 
     def _outlook(self, sequence: Sequence, other_rows: int, num_sequences: int) -> Outlook:
+        economy = self._economy(sequence.drafting.speculation)
         return Outlook(
             step_times=self.step_times,
             rows=other_rows + num_sequences,
             num_sequences=num_sequences,
-            lookahead=self._economy(sequence.drafting.speculation).lookahead,
+            lookahead=economy.lookahead,
+            calibration=economy.calibration,
         )
 
     def _ask(self, wishes: list[_Wish], other_rows: int) -> None:
@@ -122,9 +129,9 @@ class StepPlanner:
     def _ask_together(self, speculation: SpeculationConfig, wishes: list[_Wish]) -> None:
         drafter = wishes[0].sequence.drafting.drafter
         assert drafter is not None, "a policy wishes for drafts only where there is a drafter"
-        started = time.perf_counter()
+        started = self._clock()
         drafts = drafter.draft_batch([wish.view for wish in wishes])
-        milliseconds = (time.perf_counter() - started) * 1e3
+        milliseconds = (self._clock() - started) * 1e3
         economy = self._economy(speculation)
         economy.observe(milliseconds, len(wishes))
         for wish, draft in zip(wishes, drafts, strict=True):

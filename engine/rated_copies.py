@@ -11,10 +11,10 @@ import numpy as np
 from engine.copy_source import CopyMatch
 from engine.copy_trie import Branch, branches
 from engine.gate import CopyModel, sigmoid
-from engine.gate_features import Above, Situation, first_features, further_features
+from engine.gate_features import Above, CopyCalibration, Situation, first_features, further_features
 
-MIN_PROBABILITY = 0.03
-"""Nodes that are reached more rarely are not opened: no row is that cheap."""
+MIN_PROBABILITY = 0.003
+"""Nodes that are reached more rarely are never opened: no row is that cheap."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +54,19 @@ class _Open:
 class CopyRater:
     """Rates what could be copied, by one model."""
 
-    def __init__(self, model: CopyModel, *, max_tokens: int, max_nodes: int) -> None:
+    def __init__(
+        self,
+        model: CopyModel,
+        *,
+        max_tokens: int,
+        max_nodes: int,
+        min_probability: float = MIN_PROBABILITY,
+        calibration: CopyCalibration | None = None,
+    ) -> None:
+        """Nodes that are reached with less than ``min_probability`` are left closed."""
         self._model, self._max_tokens, self._max_nodes = model, max_tokens, max_nodes
+        self._min_probability = max(min_probability, MIN_PROBABILITY)
+        self._calibration = calibration or CopyCalibration()
 
     def rate(self, situation: Situation, matches: Sequence[CopyMatch]) -> RatedCopies:
         """At most ``max_nodes`` nodes of paths of at most ``max_tokens`` tokens."""
@@ -90,7 +101,7 @@ class CopyRater:
             return []
         rows = np.array(first_features(situation, found))
         logits, pays = self._model.first_level(rows)
-        chances = [sigmoid(one) for one in logits]
+        chances = [sigmoid(one + self._calibration.first) for one in logits]
         total = max(1.0, sum(chances))
         waiting = [
             _Open(
@@ -102,7 +113,7 @@ class CopyRater:
                 Above(first=one, pays=pays),
             )
             for index, (branch, chance, one) in enumerate(zip(found, chances, logits, strict=True))
-            if chance / total >= MIN_PROBABILITY
+            if chance / total >= self._min_probability
         ]
         heapq.heapify(waiting)
         return waiting
@@ -115,8 +126,10 @@ class CopyRater:
             features = further_features(
                 branch, found, depth=depth, above=node.above, recent=situation.recent
             )
-            chance = node.ratings[-1] * self._model.further_probability(features)
-            if chance >= MIN_PROBABILITY:
+            chance = node.ratings[-1] * self._model.further_probability(
+                features, self._calibration.further
+            )
+            if chance >= self._min_probability:
                 path, ratings = (*node.path, branch.token_id), (*node.ratings, chance)
                 children.append(_Open(-chance, count, branch, path, ratings, node.above))
         return children

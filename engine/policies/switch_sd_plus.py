@@ -13,8 +13,9 @@ from functools import partial
 
 from engine.candidates import num_equal
 from engine.gate import Gate, logit
-from engine.gate_features import RecentCopies, Situation
+from engine.gate_features import CopyCalibration, RecentCopies, Situation
 from engine.interfaces import Chooser
+from engine.outlook import Outlook
 from engine.policies.options import best_option, copy_draft, merged_draft
 from engine.rated_copies import CopyRater, RatedCopies
 from engine.records import Choice, CopyIndexShape, Draft, NeuralWish, SequenceView, VerifiedStep
@@ -30,7 +31,7 @@ class SwitchSDPlus:
     max_candidates: int = 16
     """Earlier occurrences that are looked at."""
     max_tokens: int = 20
-    max_nodes: int = 64
+    max_nodes: int = 128
     """Copied rows of a step at most."""
     num_speculative_tokens: int = 0
     """Longest neural draft; 0: there is no drafter."""
@@ -57,13 +58,16 @@ class GatedChooser:
     _prompt_length: int | None = None
     _rated: RatedCopies = field(default_factory=RatedCopies)
     """What was rated in the last step, whatever was chosen."""
+    _calibration: CopyCalibration = field(default_factory=CopyCalibration)
+    """Shared by the configuration's requests."""
 
     def choose(self, view: SequenceView) -> Choice:
         """Rate the copies, compare the options, take the best."""
         assert view.outlook is not None, "the planner has an outlook for every step"
         if self._prompt_length is None:
             self._prompt_length = len(view.token_ids) - 1
-        copies = self._rated = self._rate(view)
+        self._calibration = view.outlook.calibration
+        copies = self._rated = self._rate(view, view.outlook)
         lookahead = min(self.policy.num_speculative_tokens, view.max_draft_tokens)
         best = best_option(copies, view.outlook, lookahead)
         match best.source:
@@ -78,12 +82,22 @@ class GatedChooser:
 
     def observe(self, step: VerifiedStep) -> None:
         """How far the copies would have been right, also where they were not verified."""
-        output = step.output_ids
-        if output and self._rated.candidates:
-            right = max(num_equal(candidate, output) for candidate in self._rated.candidates)
-            self.recent.observe(right)
+        output, rated = step.output_ids, self._rated
+        if not output or not rated.candidates:
+            return
+        right, path = max(
+            (num_equal(candidate, output), index)
+            for index, candidate in enumerate(rated.candidates)
+        )
+        self.recent.observe(right)
+        self._calibration.observe_first(rated.first_token, is_right=right > 0)
+        ratings = rated.ratings[path]
+        # Behind the output's end nothing is known.
+        for depth in range(1, min(right + 1, len(ratings), len(output))):
+            promised = ratings[depth] / ratings[depth - 1]
+            self._calibration.observe_further(promised, is_right=depth < right)
 
-    def _rate(self, view: SequenceView) -> RatedCopies:
+    def _rate(self, view: SequenceView, outlook: Outlook) -> RatedCopies:
         policy, score = self.policy, view.probe_score
         matches = view.copies.matches(max_matches=policy.max_candidates)
         if not matches:
@@ -98,5 +112,7 @@ class GatedChooser:
             policy.gate.model(has_probe=score is not None),
             max_tokens=min(policy.max_tokens, view.max_draft_tokens),
             max_nodes=policy.max_nodes,
+            min_probability=outlook.row_share,
+            calibration=self._calibration,
         )
         return rater.rate(situation, matches)

@@ -18,6 +18,7 @@ from engine.gate_features import (
     FIRST_FEATURES,
     FURTHER_FEATURES,
     Above,
+    CopyCalibration,
     RecentCopies,
     Situation,
     first_features,
@@ -105,10 +106,25 @@ def test_paths_multiply_and_the_likeliest_node_comes_first() -> None:
 
 
 def test_unlikely_nodes_are_not_opened() -> None:
-    assert [len(path) for path in rated(further=-2.0).candidates] == [2, 1]
+    assert [len(path) for path in rated(further=-2.0).candidates] == [3, 2]
+    rater = CopyRater(copy_model(further=-2.0), max_tokens=4, max_nodes=64, min_probability=0.05)
+    assert [len(path) for path in rater.rate(situation(), matches()).candidates] == [2, 1]
     rater = CopyRater(copy_model(), max_tokens=4, max_nodes=3)
     assert len(rater.rate(situation(), matches()).probabilities) == 3
     assert rater.rate(situation(), ()) == RatedCopies()
+
+
+def test_calibration_moves_towards_what_came_true() -> None:
+    """Copies that hold longer than promised raise the promise for deeper tokens, and only that."""
+    calibration, before = CopyCalibration(), rated()
+    for _ in range(20):
+        calibration.observe_further(0.5, is_right=True)
+    rater = CopyRater(copy_model(), max_tokens=4, max_nodes=64, calibration=calibration)
+    after = rater.rate(situation(), matches())
+    assert after.first_token == before.first_token
+    assert after.expected_tokens > before.expected_tokens
+    calibration.observe_first(0.9, is_right=False)
+    assert calibration.first < 0
 
 
 def test_informed_model_follows_the_probe() -> None:

@@ -1,0 +1,1 @@
+"""Replay of recorded token streams through the engine's own policies, planner and verification."""
