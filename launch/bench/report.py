@@ -10,6 +10,8 @@ from typing import Any
 
 from rich.console import Console
 
+from launch.bench.block_efficiency import write_block_efficiency
+from launch.bench.html_report import write_html
 from launch.bench.journal import Journal
 from launch.bench.plots import write_plots
 from launch.bench.tables import markdown, screen
@@ -19,12 +21,15 @@ _FILE_WIDTH = 120
 
 
 def write_report(journal: Journal, directory: Path) -> None:
-    """Write ``cells.jsonl``, ``steps.jsonl``, ``table.md`` and plots; show the tables."""
+    """Write ``cells.jsonl``, ``steps.jsonl``, ``table.md``, plots, ``report.html``; show tables."""
     cells = journal.cells()
     _write_lines(directory / "cells.jsonl", cells)
     _write_lines(directory / "steps.jsonl", journal.steps())
     (directory / "table.md").write_text(markdown(cells), encoding="utf-8")
     write_plots(cells, directory)
+    if cells:
+        write_block_efficiency(journal.steps(), directory)
+    write_html(cells, directory)
     console = Console(width=None if sys.stdout.isatty() else _FILE_WIDTH)
     for table in screen(cells):
         console.print(table)
