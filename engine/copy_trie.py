@@ -34,6 +34,9 @@ def branches(
     An occurrence that reaches the context's end goes no further.
     """
     end = len(token_ids)
+    if len(matches) == 1:  # most nodes: no need to group
+        place = matches[0].start + depth
+        return (Branch(token_ids[place], tuple(matches)),) if place < end else ()
     by_token: dict[int, list[CopyMatch]] = {}
     for match in matches:
         if match.start + depth < end:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +23,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from engine.boosted_trees import BoostedTrees, Floats
-from engine.gate_features import FIRST_FEATURES, FURTHER_FEATURES
+from engine.gate_features import (
+    FIRST_FEATURES,
+    FURTHER_FEATURES,
+    CommonFeatures,
+    NodeFeatures,
+)
 from engine.interfaces import Site
 from engine.probe import Probe
 
@@ -57,11 +61,28 @@ class CopyModel:
         likeliest = int(logits.argmax())
         return logits.tolist(), float(self.pays.logits(rows_RF[likeliest : likeliest + 1])[0])
 
-    def further_probability(self, features: Sequence[float], shift: float = 0.0) -> float:
-        """That a node is right where its parent was; ``shift`` is added to the logit."""
-        pairs = zip(self.further_weights, features, strict=True)
+    def common_logit(self, features: CommonFeatures) -> float:
+        """What all nodes below a first-level branch have in common, the bias included."""
+        *_, recent, above, below, pays = self.further_weights
+        recent_value, above_value, below_value, pays_value = features
+        return (
+            self.further_bias
+            + recent * recent_value
+            + above * above_value
+            + below * below_value
+            + pays * pays_value
+        )
+
+    def node_probability(self, features: NodeFeatures, common_logit: float) -> float:
+        """That a node is right where its parent was."""
+        length, depth, share, branches, *_ = self.further_weights
+        length_value, depth_value, share_value, branches_value = features
         return sigmoid(
-            shift + self.further_bias + math.fsum(weight * value for weight, value in pairs)
+            common_logit
+            + length * length_value
+            + depth * depth_value
+            + share * share_value
+            + branches * branches_value
         )
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from operator import eq
 from typing import NamedTuple
 
@@ -43,7 +44,8 @@ FURTHER_FEATURES = (
     "first_below",
     "pays",
 )
-"""Features of a deeper node, in order. ``first_above`` and ``first_below`` are the positive and the
+"""Features of a deeper node, in order: four of its own, then what all nodes below a first-level
+branch have in common. ``first_above`` and ``first_below`` are the positive and the
 negative part of the logit of its first-level branch (an unlikely branch that was right all the same
 is a good one), ``pays`` the logit that the step's copies pay."""
 
@@ -97,11 +99,6 @@ class Above(NamedTuple):
     """Logit of the node's first-level branch."""
     pays: float
     """Logit that the step's copies pay."""
-
-    @property
-    def features(self) -> tuple[float, float, float]:
-        """The last of ``FURTHER_FEATURES``."""
-        return max(self.first, 0.0), max(-self.first, 0.0), self.pays
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,21 +160,27 @@ def _likeness(token_ids: Sequence[int], start: int) -> float:
     return num_equal / LIKENESS_TOKENS
 
 
-def further_features(
-    branch: Branch,
-    siblings: Sequence[Branch],
-    *,
-    depth: int,
-    above: Above,
-    recent: RecentCopies,
-) -> list[float]:
-    """Of a node ``depth`` places behind the occurrences, in the order of ``FURTHER_FEATURES``."""
+NodeFeatures = tuple[float, float, float, float]
+"""The first of ``FURTHER_FEATURES``."""
+CommonFeatures = tuple[float, float, float, float]
+"""The last of them."""
+
+
+def node_features(branch: Branch, siblings: Sequence[Branch], depth: int) -> NodeFeatures:
+    """Of a node ``depth`` places behind the occurrences."""
+    if len(siblings) == 1:
+        return _log(branch.length + depth), _log(depth), 1.0, 0.0
     total = sum(len(sibling.matches) for sibling in siblings)
-    return [
-        math.log(branch.length + depth),
-        math.log(depth),
-        len(branch.matches) / total,
-        math.log(len(siblings)),
-        math.log1p(recent.tokens),
-        *above.features,
-    ]
+    share = len(branch.matches) / total
+    return _log(branch.length + depth), _log(depth), share, _log(len(siblings))
+
+
+def common_features(recent: RecentCopies, above: Above) -> CommonFeatures:
+    """Of all nodes below a first-level branch."""
+    first = above.first
+    return math.log1p(recent.tokens), max(first, 0.0), max(-first, 0.0), above.pays
+
+
+@cache
+def _log(count: int) -> float:
+    return math.log(count)

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from engine.copy_source import CopyMatch
 from engine.copy_trie import Branch, branches
 from engine.gate import CopyModel, sigmoid
-from engine.gate_features import Above, CopyCalibration, Situation, first_features, further_features
+from engine.gate_features import (
+    Above,
+    CopyCalibration,
+    Situation,
+    common_features,
+    first_features,
+    node_features,
+)
 
+_MOST_BRANCHES = 1_000
 MIN_PROBABILITY = 0.003
 """Nodes that are reached more rarely are never opened: no row is that cheap."""
 
@@ -39,16 +48,17 @@ class RatedCopies:
         return sum(self.probabilities)
 
 
-@dataclass(order=True, slots=True)
-class _Open:
+class _Open(NamedTuple):
     """A node that waits; the heap's smallest is the likeliest."""
 
     negative_probability: float
     order: int
-    branch: Branch = field(compare=False)
-    path: tuple[int, ...] = field(compare=False)
-    ratings: tuple[float, ...] = field(compare=False)
-    above: Above = field(compare=False)
+    """Unique, so that nothing behind it is compared."""
+    branch: Branch
+    path: tuple[int, ...]
+    ratings: tuple[float, ...]
+    common_logit: float
+    """Of everything below its first-level branch."""
 
 
 class CopyRater:
@@ -70,11 +80,12 @@ class CopyRater:
 
     def rate(self, situation: Situation, matches: Sequence[CopyMatch]) -> RatedCopies:
         """At most ``max_nodes`` nodes of paths of at most ``max_tokens`` tokens."""
-        waiting = self._first_level(situation, matches)
-        if not waiting:
+        found = branches(situation.token_ids, matches, 0)
+        if not found:
             return RatedCopies()
+        logits, pays = self._model.first_level(np.array(first_features(situation, found)))
+        waiting = self._first_level(situation, found, logits, pays)
         first_token = -sum(one.negative_probability for one in waiting)
-        pays = sigmoid(waiting[0].above.pays)
         opened: dict[tuple[int, ...], tuple[float, ...]] = {}
         probabilities: list[float] = []
         while waiting and len(probabilities) < self._max_nodes:
@@ -92,44 +103,37 @@ class CopyRater:
             probabilities=tuple(probabilities),
             first_token=min(first_token, 1.0),
             match_length=max(match.length for match in matches),
-            pays=pays,
+            pays=sigmoid(pays),
         )
 
-    def _first_level(self, situation: Situation, matches: Sequence[CopyMatch]) -> list[_Open]:
-        found = branches(situation.token_ids, matches, 0)
-        if not found:
-            return []
-        rows = np.array(first_features(situation, found))
-        logits, pays = self._model.first_level(rows)
+    def _first_level(
+        self, situation: Situation, found: Sequence[Branch], logits: Sequence[float], pays: float
+    ) -> list[_Open]:
         chances = [sigmoid(one + self._calibration.first) for one in logits]
         total = max(1.0, sum(chances))
-        waiting = [
-            _Open(
-                -chance / total,
-                index,
-                branch,
-                (branch.token_id,),
-                (chance / total,),
-                Above(first=one, pays=pays),
-            )
-            for index, (branch, chance, one) in enumerate(zip(found, chances, logits, strict=True))
-            if chance / total >= self._min_probability
-        ]
+        waiting = []
+        for index, (branch, chance, first) in enumerate(zip(found, chances, logits, strict=True)):
+            rating = chance / total
+            if rating >= self._min_probability:
+                common = self._common_logit(situation, Above(first=first, pays=pays))
+                path = (branch.token_id,)
+                waiting.append(_Open(-rating, index, branch, path, (rating,), common))
         heapq.heapify(waiting)
         return waiting
+
+    def _common_logit(self, situation: Situation, above: Above) -> float:
+        features = common_features(situation.recent, above)
+        return self._model.common_logit(features) + self._calibration.further
 
     def _children(self, situation: Situation, node: _Open, count: int) -> list[_Open]:
         depth = len(node.path)
         found = branches(situation.token_ids, node.branch.matches, depth)
         children = []
-        for branch in found:
-            features = further_features(
-                branch, found, depth=depth, above=node.above, recent=situation.recent
-            )
-            chance = node.ratings[-1] * self._model.further_probability(
-                features, self._calibration.further
-            )
+        for index, branch in enumerate(found):
+            features = node_features(branch, found, depth)
+            chance = node.ratings[-1] * self._model.node_probability(features, node.common_logit)
             if chance >= self._min_probability:
                 path, ratings = (*node.path, branch.token_id), (*node.ratings, chance)
-                children.append(_Open(-chance, count, branch, path, ratings, node.above))
+                order = count * _MOST_BRANCHES + index
+                children.append(_Open(-chance, order, branch, path, ratings, node.common_logit))
         return children

@@ -24,11 +24,10 @@ from engine.copy_trie import Branch, branches
 from engine.gate_features import (
     FIRST_FEATURES,
     FURTHER_FEATURES,
-    Above,
     RecentCopies,
     Situation,
     first_features,
-    further_features,
+    node_features,
 )
 
 Floats = NDArray[np.float64]
@@ -38,6 +37,10 @@ Integers = NDArray[np.int64]
 BENEFIT_TOKENS = 3
 """Accepted tokens from which a copy is said to have paid: more than a plain step or the shipped
 drafter's chains bring on average."""
+
+
+NOTHING_COMMON = (0.0, 0.0, 0.0, 0.0)
+"""Before the first level's models are fitted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,8 +88,10 @@ class GateData:
     """[B]."""
     first_step: Integers
     """[B]: index of the branch's step."""
+    recent_tokens: Floats
+    """[S]: how many tokens the request's copies brought lately."""
     further: Floats
-    """[N, G]; what the first level's models say is still 0."""
+    """[N, G]; what the nodes below a first-level branch have in common is still 0."""
     further_right: Flags
     """[N]."""
     further_branch: Integers
@@ -121,6 +126,7 @@ class _Collector:
     first: list[list[float]] = field(default_factory=list)
     first_right: list[bool] = field(default_factory=list)
     first_step: list[int] = field(default_factory=list)
+    recent_tokens: list[float] = field(default_factory=list)
     further: list[list[float]] = field(default_factory=list)
     further_right: list[bool] = field(default_factory=list)
     further_branch: list[int] = field(default_factory=list)
@@ -141,6 +147,7 @@ class _Collector:
                 break
             found = branches(situation.token_ids, right.matches, depth)
             self._add_nodes(step, found, depth, above)
+        self.recent_tokens.append(situation.recent.tokens)
         self.accepted.append(step.gained)
         self.transcripts.append(step.transcript)
         self.rows.append(step.row)
@@ -148,9 +155,7 @@ class _Collector:
 
     def _add_nodes(self, step: CopyStep, found: Sequence[Branch], depth: int, above: int) -> None:
         for branch in found:
-            features = further_features(
-                branch, found, depth=depth, above=Above(0.0, 0.0), recent=step.situation.recent
-            )
+            features = [*node_features(branch, found, depth), *NOTHING_COMMON]
             self.further.append(features)
             self.further_right.append(branch.token_id == step.future[depth])
             self.further_branch.append(above)
@@ -164,6 +169,7 @@ class _Collector:
             first=np.array(self.first).reshape(-1, len(FIRST_FEATURES)),
             first_right=np.array(self.first_right, dtype=np.bool_),
             first_step=np.array(self.first_step, dtype=np.int64),
+            recent_tokens=np.array(self.recent_tokens, dtype=np.float64),
             further=np.array(self.further).reshape(-1, len(FURTHER_FEATURES)),
             further_right=np.array(self.further_right, dtype=np.bool_),
             further_branch=np.array(self.further_branch, dtype=np.int64),

@@ -16,11 +16,11 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 
-from drafters.training.benefit import Flags, Floats, GateData, Integers
+from drafters.training.benefit import NOTHING_COMMON, Flags, Floats, GateData, Integers
 from drafters.training.logistic import auc, fit_logistic
 from engine.boosted_trees import BoostedTrees
 from engine.gate import CopyModel, logit
-from engine.gate_features import Above
+from engine.gate_features import Above, RecentCopies, common_features
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +87,7 @@ def fit_copies(data: GateData, steps: Flags, logits: Floats | None, fit: GateFit
     logits_of_first = first.logits(rows)
     likeliest = _likeliest(logits_of_first, data)
     pays = _trees(rows[likeliest][steps], data.pays[steps], fit)
-    further = _with_above(data, logits_of_first, pays.logits(rows[likeliest]))
+    further = _with_common(data, logits_of_first, pays.logits(rows[likeliest]))
     nodes = data.of_nodes(steps)
     weights, bias = _logistic(further[nodes], data.further_right[nodes])
     return CopyModel(first=first, pays=pays, further_weights=weights, further_bias=bias)
@@ -101,13 +101,21 @@ def _likeliest(logits: Floats, data: GateData) -> Integers:
     return found
 
 
-def _with_above(data: GateData, first: Floats, pays: Floats) -> Floats:
-    """The deeper nodes' features with what the first level's models said of them."""
-    steps = data.first_step[data.further_branch]
-    pairs = zip(first[data.further_branch].tolist(), pays[steps].tolist(), strict=True)
-    above = np.array([Above(first=one, pays=other).features for one, other in pairs])
+def _with_common(data: GateData, first: Floats, pays: Floats) -> Floats:
+    """The deeper nodes' features with what the nodes below a first-level branch have in common."""
+    branches = data.further_branch
+    steps = data.first_step[branches]
+    rows = zip(
+        data.recent_tokens[steps].tolist(),
+        first[branches].tolist(),
+        pays[steps].tolist(),
+        strict=True,
+    )
+    common = np.array(
+        [common_features(RecentCopies(tokens=recent), Above(one, two)) for recent, one, two in rows]
+    ).reshape(-1, len(NOTHING_COMMON))
     found: Floats = data.further.copy()
-    found[:, -above.shape[1] :] = above
+    found[:, -len(NOTHING_COMMON) :] = common
     return found
 
 

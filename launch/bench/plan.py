@@ -52,12 +52,16 @@ TABLES = {
             ),
         ]
     ),
+    "table4": f"vanilla,prompt_lookup,copy_spec,eagle3=eagle3:{CHAIN},switch_sd=switch_sd:{NEURAL},"
+    f"switch_sd_plus=switch_sd_plus:{NEURAL}",
     "table5": "vanilla,prompt_lookup,copy_spec,sam_decoding,lookahead,switch_sd,switch_sd_plus",
     "sd2": "vanilla,small_model,steered",
     "figure3": "vanilla,open=switch_sd:probe_threshold=0:row_budget=full",
 }
 """Tables and their rows: SwitchSD's Tables 1 (all methods), 2 (speculation with a small model), 3
-(best lookahead) and 5 (context alone), and SD²'s; and the rows that Figure 3 is drawn from."""
+(best lookahead), 4 (temperatures) and 5 (context alone), and SD²'s; and Figure 3's."""
+
+TEMPERATURES = {"table4": (0.0, 0.25, 0.5, 0.75, 1.0)}
 
 OURS = "switchsteer"
 
@@ -67,8 +71,9 @@ class BenchFlags(EngineFlags):
     """Flags of ``python -m launch.bench``."""
 
     table: Positional[str] = "table1"
-    """Which table: table1 compares methods, table2 with a small model, table3 lookaheads, table5
-    without a drafter, sd2 steered drafting; figure3 shows copies by the probe's verdict."""
+    """Which table: table1 compares methods, table2 with a small model, table3 lookaheads, table4
+    temperatures, table5 without a drafter, sd2 steered drafting; figure3 shows copies by
+    the probe's verdict."""
     methods: str | None = None
     """Rows, comma separated; METHOD:KEY=VALUE changes a speculative-config key for one row."""
     workload: Repeated[tuple[str, ...]] = ()
@@ -80,8 +85,9 @@ class BenchFlags(EngineFlags):
     """Number of prompts; by default all of the workload."""
     max_tokens: int = 128
     """Longest answer."""
-    temperature: float = 0.0
-    """0 decodes greedily; above, every method samples with the same seed."""
+    temperature: Repeated[tuple[float, ...]] = ()
+    """0 decodes greedily; above, every method samples with the same seed. Once per temperature; by
+    default 0, and for table4 from 0 to 1."""
     out: Path = Path("results/table1")
     """Result directory; a broken-off run continues there."""
     threads: int | None = None
@@ -118,14 +124,21 @@ def make_plans(flags: BenchFlags, *, world_size: int) -> tuple[Plan, ...]:
         ValueError: whatever the user got wrong, in one sentence.
     """
     _check(flags)
+    temperatures = flags.temperature or TEMPERATURES.get(flags.table, (0.0,))
     workloads = [
         parse_workload(text, limit=flags.limit, data_dir=flags.data_dir)
         for text in flags.workload or (HUMANEVAL,)
     ]
-    return tuple(_plan(flags, workload, world_size=world_size) for workload in workloads)
+    return tuple(
+        _plan(flags, workload, temperature, world_size=world_size)
+        for workload in workloads
+        for temperature in temperatures
+    )
 
 
-def _plan(flags: BenchFlags, workload: WorkloadSpec, *, world_size: int) -> Plan:
+def _plan(
+    flags: BenchFlags, workload: WorkloadSpec, temperature: float, *, world_size: int
+) -> Plan:
     methods = TABLES[flags.table] if flags.methods is None else flags.methods
     variants = parse_variants(methods, flags.speculative_config)
     config = _config(flags, variants, world_size)
@@ -139,7 +152,9 @@ def _plan(flags: BenchFlags, workload: WorkloadSpec, *, world_size: int) -> Plan
         peer_python=flags.peer_python,
         model_directory=directory,
         prompts=prompts,
-        settings=_settings(flags, config, workload.name, len(prompts)),
+        settings=replace(
+            _settings(flags, config, workload.name, len(prompts)), temperature=temperature
+        ),
         out=flags.out,
     )
 
@@ -151,8 +166,9 @@ def _check(flags: BenchFlags) -> None:
         value = getattr(flags, name)
         if value is not None and value < 1:
             raise ValueError(f"--{name.replace('_', '-')} must be 1 or more, not {value}.")
-    SamplingParams(temperature=flags.temperature)
-    if flags.peer and flags.temperature > 0:
+    for temperature in flags.temperature:
+        SamplingParams(temperature=temperature)
+    if flags.peer and any(flags.temperature):
         raise ValueError("--peer rows are greedy: leave --temperature out, or the peers.")
     for peer in flags.peer:
         if peer not in MODES:
@@ -199,7 +215,6 @@ def _settings(flags: BenchFlags, config: EngineConfig, workload: str, num_prompt
         pp=config.pipeline_parallel_size,
         prompts=num_prompts,
         max_tokens=flags.max_tokens,
-        temperature=flags.temperature,
     )
 
 

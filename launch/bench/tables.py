@@ -23,6 +23,7 @@ SETTING_KEYS = (
     "pp",
     "prompts",
     "max_tokens",
+    "temperature",
 )
 
 

@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any, Protocol
+
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError
 
 from launch.bench.code_editing import edit_request
 
@@ -42,6 +46,8 @@ SPEC_BENCH = {
 
 DATA_FILES = {**dict.fromkeys(SPEC_BENCH, "specbench.jsonl"), "math500": "math500.jsonl"}
 """Workloads that are read from the data directory, and their files."""
+
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(?<!\.jsonl)")
 
 NAMES = (HUMANEVAL, CODE_EDITING, *DATA_FILES)
 
@@ -126,11 +132,29 @@ def _conversations(spec: WorkloadSpec) -> Iterator[Conversation]:
         edits = enumerate(_human_eval())
         return _user_turns((f"edit/{p['task_id']}", edit_request(p, i)) for i, p in edits)
     if spec.name not in DATA_FILES:
-        return _jsonl(Path(spec.name))
+        file = Path(spec.name)
+        return _jsonl(
+            file if file.exists() or not _HUB_ID.fullmatch(spec.name) else _hub(spec.name)
+        )
     file = _data_file(spec)
     if spec.name in SPEC_BENCH:
         return _spec_bench(file, SPEC_BENCH[spec.name])
     return _jsonl(file)
+
+
+def _hub(name: str) -> Path:
+    """The first JSONL file of a dataset on the hub, by name."""
+    try:
+        folder = snapshot_download(name, repo_type="dataset", allow_patterns="*.jsonl")
+    except (OSError, HfHubHTTPError) as error:
+        raise ValueError(
+            f"workload {name!r} is no file here, and the hub has no such dataset or cannot be "
+            f"reached: {type(error).__name__}."
+        ) from None
+    files = sorted(Path(folder).rglob("*.jsonl"))
+    if not files:
+        raise ValueError(f"dataset {name!r} has no JSONL file.")
+    return files[0]
 
 
 def _user_turns(texts: Iterable[tuple[str, str]]) -> Iterator[Conversation]:
@@ -190,7 +214,8 @@ def _human_eval() -> Iterator[dict[str, str]]:
 def _jsonl(file: Path) -> Iterator[Conversation]:
     if not file.is_file():
         raise ValueError(
-            f"--workload must be one of {', '.join(NAMES)}, or a JSONL file, not {str(file)!r}."
+            f"--workload must be one of {', '.join(NAMES)}, a JSONL file, or a dataset's id on the "
+            f"hub, not {str(file)!r}."
         )
     with file.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, start=1):

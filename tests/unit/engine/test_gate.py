@@ -21,8 +21,9 @@ from engine.gate_features import (
     CopyCalibration,
     RecentCopies,
     Situation,
+    common_features,
     first_features,
-    further_features,
+    node_features,
 )
 from engine.rated_copies import CopyRater, RatedCopies
 from tests.support.gates import copy_model, gate, stump
@@ -81,7 +82,8 @@ def test_the_probe_is_the_last_feature_where_there_is_one() -> None:
     found = branches(CONTEXT, matches(), 0)
     assert first_features(situation(0.7), found)[0][-1] == 0.7
     assert len(first_features(situation(), found)[0]) == len(FIRST_FEATURES)
-    node = further_features(found[0], found, depth=2, above=Above(0.5, -1.0), recent=RecentCopies())
+    common = common_features(RecentCopies(), Above(0.5, -1.0))
+    node = (*node_features(found[0], found, 2), *common)
     by_name = dict(zip(FURTHER_FEATURES, node, strict=True))
     assert by_name["match_length"] == math.log(5)
     assert (by_name["first_above"], by_name["first_below"], by_name["pays"]) == (0.5, 0.0, -1.0)

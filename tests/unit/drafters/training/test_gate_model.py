@@ -9,7 +9,7 @@ from sklearn.ensemble import GradientBoostingClassifier
 
 from drafters.training.benefit import GateData, MatchRule, copy_steps, gate_data
 from drafters.training.capture import Transcript
-from drafters.training.gate_model import GateFit, _with_above, fit_copies, fit_probe
+from drafters.training.gate_model import GateFit, _with_common, fit_copies, fit_probe
 from drafters.training.gate_quality import RatedSteps, rate_steps
 from engine.gate_features import FIRST_FEATURES, FURTHER_FEATURES
 from tests.support.gates import gate
@@ -47,6 +47,7 @@ def random_data(steps: int = 600) -> GateData:
         first=first,
         first_right=right,
         first_step=np.arange(steps),
+        recent_tokens=np.ones(steps),
         further=random.normal(size=(steps, len(FURTHER_FEATURES))),
         further_right=random.random(steps) < 0.8,
         further_branch=np.arange(steps),
@@ -74,8 +75,11 @@ def test_deeper_nodes_are_right_as_often_as_they_were() -> None:
     """Their features say nothing here, so that every node's chance is near the share."""
     data = random_data()
     model = fit_copies(data, np.ones(len(data.accepted), dtype=np.bool_), None, FIT)
-    rows = _with_above(data, model.first.logits(data.first), model.pays.logits(data.first))
-    chances = [model.further_probability(row) for row in rows.tolist()]
+    rows = _with_common(data, model.first.logits(data.first), model.pays.logits(data.first))
+    chances = [
+        model.node_probability(tuple(row[:4]), model.common_logit(tuple(row[4:])))
+        for row in rows.tolist()
+    ]
     assert np.mean(chances) == pytest.approx(data.further_right.mean(), abs=0.01)
 
 

@@ -29,6 +29,13 @@ def test_every_workload_has_a_plan_with_its_own_limit() -> None:
     ]
 
 
+def test_table4_has_a_plan_per_temperature() -> None:
+    plans = make_plans(replace(FLAGS, table="table4"), world_size=1)
+    assert [plan.settings.temperature for plan in plans] == [0.0, 0.25, 0.5, 0.75, 1.0]
+    (one,) = make_plans(replace(FLAGS, table="table4", temperature=(0.7,)), world_size=1)
+    assert one.settings.temperature == 0.7
+
+
 def test_ranks_launched_together_are_tensor_parallel_unless_told() -> None:
     assert make_plans(FLAGS, world_size=2)[0].settings.tp == 2
     flags = replace(FLAGS, pipeline_parallel_size=2, tensor_parallel_size=1)

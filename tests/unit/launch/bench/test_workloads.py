@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from launch.bench import workloads
 from launch.bench.workloads import (
     Prompt,
     check_lengths,
@@ -101,3 +102,19 @@ def test_spec_bench_takes_the_categories_in_turn(tmp_path: Path) -> None:
     assert [name for name, _ in load_conversations(spec)] == ["7", "0", "8"]
     with pytest.raises(ValueError, match=r"'math500' needs math500\.jsonl in --data-dir"):
         load_conversations(parse_workload("math500", data_dir=tmp_path))
+
+
+def test_a_dataset_on_the_hub_is_its_first_jsonl_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written(tmp_path, {"prompt": "a"})
+
+    def download(name: str, **_: object) -> str:
+        if name != "someone/questions":
+            raise OSError
+        return str(tmp_path)
+
+    monkeypatch.setattr(workloads, "snapshot_download", download)
+    assert [name for name, _ in load_conversations("someone/questions")] == ["prompts/1"]
+    with pytest.raises(ValueError, match="the hub has no such dataset or cannot be reached"):
+        load_conversations("nobody/nothing")
