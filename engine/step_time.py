@@ -11,7 +11,7 @@ import statistics
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 MEASURED_ROWS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 200)
 
@@ -22,13 +22,20 @@ class StepTimeTable:
 
     rows: tuple[int, ...]
     milliseconds: tuple[float, ...]
+    _by_rows: tuple[float, ...] = field(default=(), init=False, repr=False, compare=False)
+    """Of every count up to the largest measured one: choosing asks hundreds of times a step."""
 
     def __post_init__(self) -> None:
         if len(self.rows) < 2 or len(self.rows) != len(self.milliseconds):
             raise ValueError("a step-time table needs two or more row counts, each with its time")
+        every = tuple(self._interpolated(rows) for rows in range(self.rows[-1] + 1))
+        object.__setattr__(self, "_by_rows", every)
 
     def at(self, rows: int) -> float:
         """Milliseconds of a pass of ``rows`` rows."""
+        return self._by_rows[rows] if rows < len(self._by_rows) else self._interpolated(rows)
+
+    def _interpolated(self, rows: int) -> float:
         right = min(max(bisect_left(self.rows, rows), 1), len(self.rows) - 1)
         left = right - 1
         share = (rows - self.rows[left]) / (self.rows[right] - self.rows[left])
