@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from drafters.training.eagle3 import Eagle3Training
 from drafters.training.loop import TrainingData, TrainingResult
 from drafters.training.probe import ProbeTrainingConfig
+from launch.answering import AnsweringFlags, answering_engine
 from launch.cli import USER_ERROR, parse, user_errors
 from launch.distillation import (
     DistillationRun,
@@ -34,7 +35,6 @@ from launch.medusa_training import train_medusa
 from launch.probe_report import write_probe
 from launch.probe_training import ProbeRun, ProbeTrainer, output_directory
 from launch.provenance import provenance
-from launch.recipes import EngineFlags, engine_config
 from launch.train_gate import train_gate
 from launch.training_ranks import TrainingRanks, training_ranks
 
@@ -42,25 +42,15 @@ PROG = "python -m launch.train"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProbeFlags:
+class ProbeFlags(AnsweringFlags):
     """Flags of ``python -m launch.train probe``."""
 
     out: str
     """Folder for the probe, its provenance, report and plots."""
-    recipe: str = "smollm2"
-    """Named configuration of the verifier."""
-    model: str | None = None
-    """Verifier weights: a hub id, a directory, or package:NAME for weights inside a package."""
-    dtype: str | None = None
-    """Precision in which the verifier answers; states are captured in float32."""
-    num_threads: int | None = None
-    """Threads; by default all cores."""
     prompts: int = 1_000
     """CopyDiversity prompts, a fifth of which validates."""
     humaneval: int = 164
     """HumanEval prompts of the held-out check."""
-    max_tokens: int = 192
-    """Longest answer in tokens."""
     sweep_rows: int = 40
     """Tokens of each answer that the sweep over all layers looks at."""
     seed: int = 0
@@ -102,19 +92,8 @@ def probe_run(flags: ProbeFlags) -> ProbeRun:
 
     Answers are drafted by prompt look-up, which changes nothing but the time they take.
     """
-    engine = engine_config(
-        EngineFlags(
-            recipe=flags.recipe,
-            model=flags.model,
-            dtype=flags.dtype,
-            num_threads=flags.num_threads,
-            tensor_parallel_size=1,
-            pipeline_parallel_size=1,
-            speculative_config='{"method": "prompt_lookup"}',
-        )
-    )
     return ProbeRun(
-        engine=engine,
+        engine=answering_engine(flags),
         training=ProbeTrainingConfig(seed=flags.seed),
         num_prompts=flags.prompts,
         num_held_out=flags.humaneval,

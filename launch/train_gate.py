@@ -9,30 +9,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from drafters.training.gate_model import GateFit
+from launch.answering import AnsweringFlags, answering_engine
 from launch.cli import parse, user_errors
 from launch.gate_report import write_gate
 from launch.gate_training import GateRun, GateTrainer
 from launch.probe_training import output_directory
 from launch.provenance import provenance
-from launch.recipes import EngineFlags, engine_config
 
 PROG = "python -m launch.train gate"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GateFlags:
+class GateFlags(AnsweringFlags):
     """Flags of ``python -m launch.train gate``."""
 
     out: str
     """Folder for the gate, its provenance with its quality, and the reliability plot."""
-    recipe: str = "smollm2"
-    """Named configuration of the verifier."""
-    model: str | None = None
-    """Verifier weights: a hub id, a directory, or package:NAME for weights inside a package."""
-    dtype: str | None = None
-    """Precision in which the verifier answers; states are captured in float32."""
-    num_threads: int | None = None
-    """Threads; by default all cores."""
     prompts: int = 600
     """CopyDiversity prompts, a fifth of which validates."""
     natural: int = 250
@@ -43,8 +35,6 @@ class GateFlags:
     """Prompts of each, where its name gives no limit."""
     data_dir: Path | None = None
     """Folder with the files of held-out workloads, as for the bench."""
-    max_tokens: int = 192
-    """Longest answer in tokens."""
     layers: tuple[int, ...] = ()
     """Layers behind which the probe may read; by default every other one of the later half."""
     seed: int = 0
@@ -69,19 +59,8 @@ def train_gate(argv: Sequence[str]) -> None:
 
 def gate_run(flags: GateFlags) -> GateRun:
     """The run that the flags ask for; raises ``ValueError`` for a wrong value."""
-    engine = engine_config(
-        EngineFlags(
-            recipe=flags.recipe,
-            model=flags.model,
-            dtype=flags.dtype,
-            num_threads=flags.num_threads,
-            tensor_parallel_size=1,
-            pipeline_parallel_size=1,
-            speculative_config='{"method": "prompt_lookup"}',
-        )
-    )
     return GateRun(
-        engine=engine,
+        engine=answering_engine(flags),
         fit=GateFit(seed=flags.seed),
         num_prompts=flags.prompts,
         num_natural=flags.natural,

@@ -54,7 +54,7 @@ def test_threads_are_of_the_whole_system() -> None:
     [
         (
             {"table": "table9"},
-            "TABLE must be one of table1, table2, table3, table5, sd2, figure3, not",
+            "TABLE must be one of table1, table2, table3, table4, table5, sd2, figure3",
         ),
         ({"limit": 0}, "--limit must be 1 or more, not 0"),
         ({"max_tokens": -1}, "--max-tokens must be 1 or more"),
