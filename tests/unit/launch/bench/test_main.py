@@ -34,6 +34,8 @@ def test_results_are_complete_and_a_second_run_measures_nothing(tmp_path: Path) 
         "provenance.json",
         "tokens_per_second.png",
         "tokens_per_pass.png",
+        "block_efficiency.png",
+        "report.html",
     }
     first = cells(tmp_path)
     assert [cell["method"] for cell in first] == ["vanilla", "copy_spec"]
