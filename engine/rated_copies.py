@@ -22,6 +22,8 @@ from engine.gate_features import (
 )
 
 _MOST_BRANCHES = 1_000
+MAX_NODES = 128
+"""Copied rows of a step at most."""
 MIN_PROBABILITY = 0.003
 """Nodes that are reached more rarely are never opened: no row is that cheap."""
 

@@ -94,7 +94,10 @@ class AcceptanceEstimate:
 
 
 def given_probabilities(draft: Draft, tree: TokenTree) -> list[float]:
-    """The draft's own ratings, by node; where candidates share a node, the highest counts."""
+    """The draft's own ratings, by node; where candidates share a node, the highest counts.
+
+    A node is reached through its parent, so that no rating is above the parent's.
+    """
     children = tree.children()
     found = [1.0] + [0.0] * (len(tree.token_ids) - 1)
     for candidate, ratings in zip(draft.candidates, draft.probabilities, strict=True):
@@ -104,6 +107,8 @@ def given_probabilities(draft: Draft, tree: TokenTree) -> list[float]:
             if child is None:
                 break
             node, found[child] = child, max(found[child], rating)
+    for node, parent in enumerate(tree.parents[1:], start=1):
+        found[node] = min(found[node], found[parent])
     return found
 
 

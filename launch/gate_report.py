@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from drafters.training.benefit import BENEFIT_TOKENS
 from drafters.training.gate_quality import RatedSteps
+from drafters.training.probe import BENEFIT_TOKENS
 from engine.gate import save_gate
 from launch.gate_training import GateResult
 

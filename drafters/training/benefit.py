@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from drafters.match_index import MatchIndex
 from drafters.training.capture import Transcript
+from drafters.training.probe import BENEFIT_TOKENS
 from engine.candidates import num_equal
 from engine.copy_source import CopyMatch
 from engine.copy_trie import Branch, branches
@@ -33,11 +34,6 @@ from engine.gate_features import (
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 Integers = NDArray[np.int64]
-
-BENEFIT_TOKENS = 3
-"""Accepted tokens from which a copy is said to have paid: more than a plain step or the shipped
-drafter's chains bring on average."""
-
 
 NOTHING_COMMON = (0.0, 0.0, 0.0, 0.0)
 """Before the first level's models are fitted."""
@@ -226,7 +222,8 @@ def _walk(index: int, entry: Transcript, random: Random, rule: MatchRule) -> Ite
 
 def _gain(context: Sequence[int], matches: Sequence[CopyMatch], future: Sequence[int]) -> int:
     """Tokens of the future that the best of the continuations has."""
-    return max((num_equal(context[match.start :], future) for match in matches), default=0)
+    spans = (slice(match.start, match.start + len(future)) for match in matches)
+    return max((num_equal(context[span], future) for span in spans), default=0)
 
 
 def _right(found: Sequence[Branch], token: int) -> Branch:

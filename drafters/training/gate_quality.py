@@ -7,13 +7,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from drafters.training.benefit import BENEFIT_TOKENS, Flags, Floats, Integers, MatchRule, copy_steps
+from drafters.training.benefit import Flags, Floats, Integers, MatchRule, copy_steps
 from drafters.training.capture import Transcript
+from drafters.training.probe import BENEFIT_TOKENS
 from engine.gate import Gate
 from engine.metrics import roc_auc
-from engine.rated_copies import CopyRater
-
-MAX_NODES = 64
+from engine.rated_copies import MAX_NODES, CopyRater
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

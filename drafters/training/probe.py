@@ -89,7 +89,8 @@ class ProbeQuality:
 
 
 BENEFIT_TOKENS = 3
-"""Accepted tokens from which a copy is said to have paid."""
+"""Accepted tokens from which a copy is said to have paid: more than a plain step or the shipped
+drafter's chains bring on average."""
 
 
 def split_prompts(num_prompts: int, config: ProbeTrainingConfig) -> Tensor:

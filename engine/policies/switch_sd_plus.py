@@ -17,7 +17,7 @@ from engine.gate_features import CopyCalibration, RecentCopies, Situation
 from engine.interfaces import Chooser
 from engine.outlook import Outlook
 from engine.policies.options import best_option, copy_draft, merged_draft
-from engine.rated_copies import CopyRater, RatedCopies
+from engine.rated_copies import MAX_NODES, CopyRater, RatedCopies
 from engine.records import Choice, CopyIndexShape, Draft, NeuralWish, SequenceView, VerifiedStep
 
 
@@ -31,8 +31,6 @@ class SwitchSDPlus:
     max_candidates: int = 16
     """Earlier occurrences that are looked at."""
     max_tokens: int = 20
-    max_nodes: int = 128
-    """Copied rows of a step at most."""
     num_speculative_tokens: int = 0
     """Longest neural draft; 0: there is no drafter."""
     name: str = "switch_sd_plus"
@@ -83,6 +81,7 @@ class GatedChooser:
     def observe(self, step: VerifiedStep) -> None:
         """How far the copies would have been right, also where they were not verified."""
         output, rated = step.output_ids, self._rated
+        self._rated = RatedCopies()  # a step without room to draft rates nothing
         if not output or not rated.candidates:
             return
         right, path = max(
@@ -111,7 +110,7 @@ class GatedChooser:
         rater = CopyRater(
             policy.gate.model(has_probe=score is not None),
             max_tokens=min(policy.max_tokens, view.max_draft_tokens),
-            max_nodes=policy.max_nodes,
+            max_nodes=MAX_NODES,
             min_probability=outlook.row_share,
             calibration=self._calibration,
         )

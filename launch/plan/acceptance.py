@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+from launch.traces import load_traces
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,38 +40,18 @@ def survival(accepted: Iterable[int], length: int) -> tuple[float, ...]:
 
 
 def from_traces(paths: Sequence[Path], *, neural: int = 7, copies: int = 20) -> Acceptance:
-    """Of all positions of recorded traces (JSON Lines, see docs/planning.md).
+    """Of all positions of recorded traces (``launch/traces.py``).
 
     Copies count where there was one: positions at which nothing was copied say nothing of copies.
 
     Raises:
         ValueError: a file that is missing or is no trace; one sentence.
     """
-    drafted: list[int] = []
-    copied: list[int] = []
-    for path in paths:
-        for entry in read_traces(path):
-            drafted += [length - 1 for length in entry["acc_eagle"]["acc_len"]]
-            copied += [length - 1 for length in entry["acc_ngram"]["acc_len"] if length > 1]
+    traces = [trace for path in paths for trace in load_traces(path)]
+    drafted = [length - 1 for trace in traces for length in trace.neural_lengths]
+    copied = [length - 1 for trace in traces for length in trace.copy_lengths if length > 1]
     return Acceptance(
         neural=survival(drafted, neural),
         copies=survival(copied, copies),
         source=f"measured on {', '.join(path.name for path in paths)}",
     )
-
-
-def read_traces(path: Path) -> list[dict[str, Any]]:
-    """The lines of a trace file; raises ``ValueError`` when it is missing or no trace."""
-    if not path.is_file():
-        raise ValueError(f"there is no trace file {path}.")
-    entries = []
-    with path.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, start=1):
-            try:
-                entry = json.loads(line)
-                for source in ("acc_eagle", "acc_ngram"):
-                    list(entry[source]["acc_len"])
-            except (json.JSONDecodeError, KeyError, TypeError) as error:
-                raise ValueError(f"{path.name} line {number} is not a trace: {error!r}.") from None
-            entries.append(entry)
-    return entries

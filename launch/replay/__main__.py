@@ -29,7 +29,7 @@ from launch.plan.verifier import verifier_shape
 from launch.recipes import LLAMA_70B, SMOLLM2
 from launch.replay.oracle import oracle_tokens_per_pass
 from launch.replay.stream import Clock, RecordedDrafter, Replay, Replayed
-from launch.replay.traces import Trace, load_traces
+from launch.traces import Trace, load_traces
 
 PROG = "python -m launch.replay"
 _NEURAL = "drafter=eagle3:num_speculative_tokens=7"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from drafters.training.copy_labels import accepted_copy_lengths
-from launch.replay.traces import Trace
+from launch.traces import Trace
 
 
 def oracle_tokens_per_pass(

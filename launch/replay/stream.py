@@ -19,7 +19,7 @@ from engine.records import Draft, Request, SequenceView, StepRecord, VerifiedSte
 from engine.request_stats import RequestStats
 from engine.sequence import Sequence as RunningSequence
 from engine.step_time import StepTimeTable
-from launch.replay.traces import Trace
+from launch.traces import Trace
 
 NO_TOKEN = -1
 """No model has it: what the recorded path does not say."""

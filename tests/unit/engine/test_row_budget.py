@@ -6,7 +6,12 @@ import pytest
 
 from engine.candidates import merge_candidates
 from engine.records import Draft
-from engine.row_budget import AcceptanceEstimate, RatedTree, worthwhile_rows
+from engine.row_budget import (
+    AcceptanceEstimate,
+    RatedTree,
+    given_probabilities,
+    worthwhile_rows,
+)
 from engine.step_time import StepTimeTable, measure_step_times
 
 DRAFT = Draft(source="copy", match_length=3)
@@ -83,3 +88,14 @@ def test_table_needs_two_points() -> None:
     """One point has no slope."""
     with pytest.raises(ValueError, match="two or more"):
         StepTimeTable((1,), (1.0,))
+
+
+def test_no_given_rating_is_above_the_parents() -> None:
+    """A child that looks likelier than its parent would be kept without it."""
+    draft = Draft(source="merged", candidates=((7, 8),), probabilities=((0.2, 0.6),))
+    tree = merge_candidates(1, draft.candidates, 9)
+    ratings = given_probabilities(draft, tree)
+    assert ratings == [1.0, 0.2, 0.2]
+    table = StepTimeTable((1, 2, 3), (10.0, 12.5, 15.0))
+    for kept in worthwhile_rows([RatedTree(tree, ratings)], table):
+        assert kept.parents.count(-1) == 1

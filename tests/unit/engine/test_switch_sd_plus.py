@@ -135,5 +135,8 @@ def test_a_request_remembers_how_its_copies_did_even_unverified() -> None:
     before = chooser.recent.hits
     chooser.observe(step)
     assert chooser.recent.hits > before
+    after = chooser.recent.hits
+    chooser.observe(step)
+    assert chooser.recent.hits == after, "a step that was not asked about says nothing of copies"
     other, _, _ = started()
     assert other.recent.hits == before, "every request has its own memory"

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from engine.models.config import ModelConfig
 from launch.plan.__main__ import main
 from launch.plan.acceptance import from_traces, geometric, survival
 from launch.plan.calibrate import FIT_CONTEXTS, FIT_ROWS, Timing, fit_machine, relative_errors
@@ -83,7 +82,12 @@ def test_best_lookahead_stops_where_tokens_cost_more_than_they_bring() -> None:
 
 def test_acceptance_is_the_share_of_drafts_that_hold_so_far(tmp_path: Path) -> None:
     assert survival([0, 1, 3], 3) == (2 / 3, 1 / 3, 1 / 3)
-    trace = {"acc_eagle": {"acc_len": [1, 3]}, "acc_ngram": {"acc_len": [1, 1, 21]}}
+    trace = {
+        "prompt_token_ids": [1],
+        "generated_token_ids": [2, 3],
+        "acc_eagle": {"acc_len": [1, 3]},
+        "acc_ngram": {"acc_len": [1, 1, 21]},
+    }
     file = tmp_path / "trace.jsonl"
     file.write_text(json.dumps(trace) + "\n")
     found = from_traces([file], neural=2, copies=2)
@@ -92,22 +96,6 @@ def test_acceptance_is_the_share_of_drafts_that_hold_so_far(tmp_path: Path) -> N
     file.write_text("{}\n")
     with pytest.raises(ValueError, match=r"trace\.jsonl line 1 is not a trace"):
         from_traces([file])
-
-
-TINY = ModelConfig(
-    architecture="llama",
-    vocab_size=49152,
-    hidden_size=576,
-    intermediate_size=1536,
-    num_layers=30,
-    num_heads=9,
-    num_kv_heads=3,
-    head_dim=64,
-    rms_norm_eps=1e-5,
-    rope_theta=1e4,
-    max_position_embeddings=8192,
-)
-"""SmolLM2's shape."""
 
 
 def test_calibration_finds_the_machine_that_made_the_times(tmp_path: Path) -> None:
@@ -124,8 +112,8 @@ def test_calibration_finds_the_machine_that_made_the_times(tmp_path: Path) -> No
         step_gap=1e-3,
         attention_launch=0.0,
     )
-    layout = Layout()
-    steps = StepTimeModel(machine=truth, model=TINY, layout=layout)
+    layout, shape = Layout(), verifier_shape("meta-llama/Llama-3.1-8B-Instruct")
+    steps = StepTimeModel(machine=truth, model=shape, layout=layout)
     timings = [
         Timing(
             rows=rows,
@@ -135,8 +123,8 @@ def test_calibration_finds_the_machine_that_made_the_times(tmp_path: Path) -> No
         for rows in FIT_ROWS
         for context in FIT_CONTEXTS
     ]
-    found = fit_machine("here", timings, TINY, layout=layout, memory_size=1e9)
-    errors = relative_errors(found, timings, TINY, layout=layout)
+    found = fit_machine("here", timings, shape, layout=layout, memory_size=1e9)
+    errors = relative_errors(found, timings, shape, layout=layout)
     assert max(errors) < 0.06
     assert found["memory_bandwidth"] == pytest.approx(2e10, rel=0.3)
     save_machine(found, tmp_path / "here.json")

@@ -13,7 +13,7 @@ from engine.speculation import SpeculationConfig, speculation
 from launch.replay.__main__ import main
 from launch.replay.oracle import oracle_tokens_per_pass
 from launch.replay.stream import Clock, RecordedDrafter, Replay, Replayed
-from launch.replay.traces import Trace, load_traces
+from launch.traces import Trace, load_traces
 from tests.support.gates import gate
 
 PROMPT = (1, 2, 3, 4, 5, 6, 7, 8)

@@ -24,6 +24,8 @@ class Trace:
     output_ids: tuple[int, ...]
     neural_lengths: tuple[int, ...]
     """Tokens per pass of the neural drafter by position."""
+    copy_lengths: tuple[int, ...] = ()
+    """The same of copying, where that was recorded (``acc_ngram``)."""
     probe_scores: tuple[float, ...] = ()
 
     def neural_accepted(self, position: int) -> int:
@@ -56,17 +58,22 @@ def load_traces(path: Path, *, limit: int | None = None) -> tuple[Trace, ...]:
 
 
 def _trace(fields: dict[str, object], name: str) -> Trace:
-    eagle = fields["acc_eagle"]
-    if not isinstance(eagle, dict):
-        raise TypeError("acc_eagle must be an object")
-    lengths = _integers(eagle["acc_len"])
+    lengths = _lengths(fields, "acc_eagle")
     return Trace(
         name=name,
         prompt_ids=_integers(fields["prompt_token_ids"]),
         output_ids=_integers(fields["generated_token_ids"])[: len(lengths)],
         neural_lengths=lengths,
+        copy_lengths=_lengths(fields, "acc_ngram") if "acc_ngram" in fields else (),
         probe_scores=tuple(float(one) for one in _list(fields.get("probe_scores", []))),
     )
+
+
+def _lengths(fields: dict[str, object], name: str) -> tuple[int, ...]:
+    recorded = fields[name]
+    if not isinstance(recorded, dict):
+        raise TypeError(f"{name} must be an object")
+    return _integers(recorded["acc_len"])
 
 
 def _integers(values: object) -> tuple[int, ...]:
