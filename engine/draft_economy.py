@@ -25,6 +25,7 @@ FIRST_TRIAL_STEPS, TRIAL_STEPS = 8, 128
 """Steps without the drafter after which one step tries it: doubled at each trial, up to a limit."""
 _TIMES_KEPT = 15
 _LOOKAHEAD_WEIGHT = 0.02
+_HOPE_WEIGHT = 0.01
 _PRIOR_ACCEPTANCE = 0.6
 _NEURAL = Draft(source="neural")
 
@@ -55,11 +56,20 @@ class LookaheadCounts:
     """One forward pass of the drafter: a draft of n tokens takes n + 1 of them."""
 
     def observe(self, *, asked: int, drafted: int, accepted: int) -> None:
-        """A draft of at most ``asked`` tokens had ``drafted``, of which ``accepted`` were right."""
+        """A draft of at most ``asked`` tokens had ``drafted``, of which ``accepted`` were right.
+
+        Nothing is learned of deeper places, and whoever finds one bad would never ask for it again:
+        they slowly rise to what a chain as good as the first token would have there.
+        """
         self._reach(asked)
         for place in range(asked):
             self.drafted[place] += _LOOKAHEAD_WEIGHT * ((place < drafted) - self.drafted[place])
             self.accepted[place] += _LOOKAHEAD_WEIGHT * ((place < accepted) - self.accepted[place])
+        for place in range(max(asked, 1), len(self.accepted)):
+            hoped = self.accepted[0] * self.accepted[place - 1]
+            self.accepted[place] += _HOPE_WEIGHT * max(hoped - self.accepted[place], 0.0)
+            missing = self.drafted[place - 1] - self.drafted[place]
+            self.drafted[place] += _HOPE_WEIGHT * max(missing, 0.0)
 
     def observe_time(self, milliseconds: float, drafted: int) -> None:
         """A draft of so many tokens took so long."""

@@ -69,14 +69,18 @@ class StepPlanner:
             )
 
     def _observe_lookahead(self, sequence: Sequence, record: StepRecord) -> None:
-        """How far the drafter was right; of a merged draft another candidate may have won."""
+        """How far the drafter was right; of a merged draft another candidate may have won.
+
+        Where all of a short output was right, nothing is known of what was drafted behind it.
+        """
         if not sequence.neural_asked or not record.output:
             return
-        output = sequence.token_ids[-record.output :]
+        accepted = num_equal(sequence.neural_tokens, sequence.token_ids[-record.output :])
+        known = record.output if accepted == record.output else sequence.neural_asked
         self._economy(sequence.drafting.speculation).lookahead.observe(
-            asked=sequence.neural_asked,
+            asked=min(sequence.neural_asked, known),
             drafted=len(sequence.neural_tokens),
-            accepted=num_equal(sequence.neural_tokens, output),
+            accepted=accepted,
         )
 
     def _choose(self, sequences: Sequence_[Sequence], other_rows: int) -> None:

@@ -9,6 +9,7 @@ from engine.draft_economy import (
     RETURN_MARGIN,
     TRIAL_STEPS,
     DraftEconomy,
+    LookaheadCounts,
     TypicalTime,
 )
 from engine.records import Draft
@@ -77,3 +78,22 @@ def test_a_lost_time_slice_says_nothing_of_the_drafter() -> None:
     for milliseconds in (1.0, 1.0, 1.0, 1.0, 30.0, 1.0, 30.0, 30.0):
         time.observe(milliseconds)
     assert time.milliseconds == 1.0
+
+
+def test_a_lookahead_that_went_badly_is_not_given_up_for_ever() -> None:
+    """Deep places are only measured when they are asked for; the first place raises hope."""
+    counts = LookaheadCounts(drafted=[1.0, 1.0, 1.0], accepted=[0.8, 0.0, 0.0])
+    for _ in range(1_000):
+        counts.observe(asked=1, drafted=1, accepted=1)
+    first, second, third = counts.accepted
+    assert first > second > 0.9 * first * first
+    assert third > 0.9 * first * second
+    for _ in range(300):
+        counts.observe(asked=3, drafted=3, accepted=1)
+    assert counts.accepted[1] < 0.01, "what is measured counts at once"
+
+
+def test_hope_lowers_nothing() -> None:
+    counts = LookaheadCounts(drafted=[1.0, 1.0], accepted=[0.1, 0.09])
+    counts.observe(asked=1, drafted=1, accepted=0)
+    assert counts.accepted[1] == 0.09

@@ -10,6 +10,7 @@ import pytest
 
 from engine.drafting import Drafters, LoadedDrafter
 from engine.speculation import SpeculationConfig, speculation
+from engine.step_time import StepTimeTable
 from launch.replay.__main__ import main
 from launch.replay.oracle import oracle_tokens_per_pass
 from launch.replay.stream import Clock, RecordedDrafter, Replay, Replayed
@@ -126,3 +127,21 @@ def test_mistakes_are_one_sentence(
 def test_a_line_that_is_no_trace_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"kind\.jsonl line 1 is not a trace"):
         load_traces(Path(written(tmp_path, acc_eagle=[1])))
+
+
+def test_rows_that_were_not_verified_say_nothing_of_the_drafter() -> None:
+    """The rows' budget lets one of three drafted tokens through: the others were not wrong."""
+    trace = Trace(
+        name="t", prompt_ids=(500,), output_ids=tuple(range(400)), neural_lengths=(9,) * 400
+    )
+    drafter = RecordedDrafter(clock=Clock(), seconds_per_token=0.0, trace=trace)
+    config = speculation("eagle3", num_speculative_tokens=3)
+    drafting = Drafters(neural={config.drafter_key: LoadedDrafter(drafter=drafter)}).drafting(
+        config
+    )
+    two_rows_are_free = StepTimeTable((1, 2, 3, 4), (1.0, 1.0, 9.0, 99.0))
+    replay = Replay(drafting, drafter, two_rows_are_free)
+    replay.run([trace])
+    (economy,) = replay._planner._economies.values()
+    _, (two, _, _), (three, _, _) = economy.lookahead.expected(3)
+    assert three - two > 0.2
