@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,12 +46,47 @@ class BoostedTrees:
 
     def logits(self, rows_RF: Floats) -> Floats:
         """[R, F] -> [R]."""
-        trees = np.arange(len(self.features))
-        nodes_RT = np.zeros((len(rows_RF), len(trees)), dtype=np.int64)
-        index_R1 = np.arange(len(rows_RF))[:, None]
-        for _ in range(self.depth):
-            values_RT = rows_RF[index_R1, self.features[trees, nodes_RT]]
-            goes_right = (values_RT > self.thresholds[trees, nodes_RT]).astype(np.int64)
-            nodes_RT = self.children[goes_right, trees, nodes_RT]
-        found: Floats = self.prior + self.values[trees, nodes_RT].sum(axis=1)
+        (found,) = Forest((self,)).logits(rows_RF)
         return found
+
+
+class Forest:
+    """Several models of the same rows, walked at once: for a few rows, numpy's calls cost most."""
+
+    def __init__(self, models: Sequence[BoostedTrees]) -> None:
+        """Their nodes lie one behind the other."""
+        self._priors = [model.prior for model in models]
+        self._depth = max(model.depth for model in models)
+        self._features = np.concatenate([model.features.ravel() for model in models])
+        self._thresholds = np.concatenate([model.thresholds.ravel() for model in models])
+        self._values = np.concatenate([model.values.ravel() for model in models])
+        starts = np.cumsum([0, *(model.features.size for model in models)])
+        pairs = list(zip(models, starts.tolist(), strict=False))
+        self._roots = np.concatenate([_roots(model, start) for model, start in pairs])
+        self._children = np.concatenate([_children(model, start) for model, start in pairs])
+        self._bounds = np.cumsum([0, *(len(model.features) for model in models)]).tolist()
+
+    def logits(self, rows_RF: Floats) -> list[Floats]:
+        """[R, F] -> [R] of every model."""
+        num_rows, num_features = rows_RF.shape
+        values, first = rows_RF.ravel(), num_features * np.arange(num_rows)[:, None]
+        nodes_RT = np.broadcast_to(self._roots, (num_rows, len(self._roots)))
+        for _ in range(self._depth):
+            seen_RT = values.take(self._features.take(nodes_RT) + first)
+            goes_right_RT = seen_RT > self._thresholds.take(nodes_RT)
+            nodes_RT = self._children.take(2 * nodes_RT + goes_right_RT)
+        leaves_RT = self._values.take(nodes_RT)
+        spans = zip(self._priors, self._bounds, self._bounds[1:], strict=False)
+        return [prior + leaves_RT[:, start:end].sum(axis=1) for prior, start, end in spans]
+
+
+def _roots(model: BoostedTrees, start: int) -> Integers:
+    """[T]: where the trees begin, when the model's first node has the number ``start``."""
+    num_trees, num_nodes = model.features.shape
+    return np.arange(start, start + num_trees * num_nodes, num_nodes)
+
+
+def _children(model: BoostedTrees, start: int) -> Integers:
+    """[2 T N]: left and right child of every node in turn, numbered the same way."""
+    found_2TN = model.children + _roots(model, start)[:, None]
+    return np.moveaxis(found_2TN, 0, -1).ravel()

@@ -13,17 +13,17 @@ class Branch(NamedTuple):
 
     token_id: int
     matches: tuple[CopyMatch, ...]
-    """The occurrences that it continues, in the order of the look-up."""
+    """The occurrences that it continues, in the order of the look-up: longest match first."""
 
     @property
     def length(self) -> int:
         """The longest of their matches."""
-        return max(match.length for match in self.matches)
+        return self.matches[0].length
 
     @property
     def newest(self) -> int:
         """Where the newest of them goes on."""
-        return max(match.start for match in self.matches)
+        return max([match.start for match in self.matches])
 
 
 def branches(

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -22,7 +22,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from engine.boosted_trees import BoostedTrees, Floats
+from engine.boosted_trees import BoostedTrees, Floats, Forest
 from engine.gate_features import (
     FIRST_FEATURES,
     FURTHER_FEATURES,
@@ -47,8 +47,10 @@ class CopyModel:
     further_weights: tuple[float, ...]
     """Of a deeper node given its parent, in the order of ``FURTHER_FEATURES``."""
     further_bias: float
+    _forest: Forest = field(init=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "_forest", Forest((self.first, self.pays)))
         if len(self.further_weights) != len(FURTHER_FEATURES):
             raise ValueError(
                 f"a gate needs {len(FURTHER_FEATURES)} weights of deeper nodes, not "
@@ -57,9 +59,8 @@ class CopyModel:
 
     def first_level(self, rows_RF: Floats) -> tuple[list[float], float]:
         """Logits of the branches [R, F] of a step, and the logit that its copies pay."""
-        logits = self.first.logits(rows_RF)
-        likeliest = int(logits.argmax())
-        return logits.tolist(), float(self.pays.logits(rows_RF[likeliest : likeliest + 1])[0])
+        first, pays = self._forest.logits(rows_RF)
+        return first.tolist(), float(pays[first.argmax()])
 
     def common_logit(self, features: CommonFeatures) -> float:
         """What all nodes below a first-level branch have in common, the bias included."""

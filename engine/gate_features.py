@@ -115,22 +115,23 @@ class Situation:
 
 def first_features(situation: Situation, found: Sequence[Branch]) -> list[list[float]]:
     """One row per branch, in the order of ``FIRST_FEATURES``, then the probe's logit."""
-    newest = max(branch.newest for branch in found)
-    total = sum(len(branch.matches) for branch in found)
+    starts = [branch.newest for branch in found]
+    newest, total = max(starts), sum([len(branch.matches) for branch in found])
     lengths = [branch.length for branch in found]
+    longest, second = (*sorted(lengths, reverse=True), 0)[:2]
     shared = _shared_features(situation, total=total, num_branches=len(found))
     return [
         [
-            math.log(branch.length),
-            math.log((1 + branch.length) / (1 + _longest_but(index, lengths))),
+            _log(length),
+            math.log((1 + length) / (1 + (second if length == longest else longest))),
             len(branch.matches) / total,
-            math.log1p(len(situation.token_ids) - branch.newest),
-            float(branch.newest < situation.prompt_length),
-            float(branch.newest == newest),
+            math.log1p(len(situation.token_ids) - start),
+            float(start < situation.prompt_length),
+            float(start == newest),
             _likeness(situation.token_ids, branch.matches[0].start),
             *shared,
         ]
-        for index, branch in enumerate(found)
+        for branch, length, start in zip(found, lengths, starts, strict=True)
     ]
 
 
@@ -146,10 +147,6 @@ def _shared_features(situation: Situation, *, total: int, num_branches: int) -> 
         math.log1p(max(answer_length, 0)),
         *probe,
     ]
-
-
-def _longest_but(index: int, lengths: Sequence[int]) -> int:
-    return max((length for other, length in enumerate(lengths) if other != index), default=0)
 
 
 def _likeness(token_ids: Sequence[int], start: int) -> float:
