@@ -2,8 +2,8 @@
 
 The copy index answers with continuations of one match length. A gate wants to know more of each
 occurrence: the length of its match. Appending a token costs a constant; a look-up visits at most
-``_LONG_VISITS + _SHORT_VISITS`` occurrences, the newest ones of the short gram and of a longer one,
-because a common short gram has more recent occurrences than the one that matters.
+``_VISITS`` occurrences of each gram, the newest ones, and of longer grams too, because a common
+short gram has more recent occurrences than the one that matters.
 """
 
 from __future__ import annotations
@@ -15,15 +15,16 @@ from engine.copy_source import CopyMatch
 
 MAX_MATCH_LENGTH = 16
 """Longer matches count as this long: nothing more is learned from them."""
-_LONG_GRAM, _LONG_VISITS, _SHORT_VISITS = 5, 16, 48
+_VISITS = {1: 32, 2: 48, 5: 16}
+"""Occurrences that are looked at, by the tokens that must agree."""
 
 
 class MatchIndex:
-    """Append-only index of the earlier occurrences of grams of two lengths."""
+    """Append-only index of the earlier occurrences of grams of a few lengths."""
 
     def __init__(self, match_length: int) -> None:
         """``match_length``: tokens that must agree at least (κ)."""
-        visits = {match_length: _SHORT_VISITS, max(_LONG_GRAM, match_length): _LONG_VISITS}
+        visits = {max(length, match_length): visits for length, visits in _VISITS.items()}
         self._visits = dict(sorted(visits.items(), reverse=True))
         self._starts: dict[int, defaultdict[tuple[int, ...], list[int]]] = {
             length: defaultdict(list) for length in self._visits

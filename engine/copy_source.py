@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 
@@ -13,6 +14,18 @@ class CopyMatch(NamedTuple):
     """Tokens that agree, back from the end."""
     start: int
     """Position of the token that followed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MatchRule:
+    """Which earlier occurrences a gate rates, and how far they are copied: SwitchSD+'s defaults."""
+
+    match_length: int = 1
+    """Shortest match (κ)."""
+    max_matches: int = 16
+    """Occurrences that are looked at."""
+    max_tokens: int = 20
+    """Longest copy."""
 
 
 class CopySource(Protocol):

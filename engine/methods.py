@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Literal, get_args
 
+from engine.copy_source import MatchRule
+
 Method = Literal[
     "vanilla",
     "prompt_lookup",
@@ -53,6 +55,8 @@ Precision = Literal["bfloat16", "float32", "float64"]
 Exactness = Literal["strict", "fast"]
 Kernels = Literal["auto", "native", "packed", "torch"]
 
+_GATED = MatchRule()
+
 METHOD_DEFAULTS: dict[str, dict[str, Any]] = {
     # Prompt look-up: longest n-gram 3, ten tokens (Saxena 2023, reference code); as in vLLM the
     # draft's length is num_speculative_tokens.
@@ -64,8 +68,12 @@ METHOD_DEFAULTS: dict[str, dict[str, Any]] = {
     },
     # CopySpec: γ = 3, number_copy = 10, earliest occurrence (command-line defaults of its code).
     "copy_spec": {"copy_match_length": 3, "copy_max_candidates": 1, "copy_max_tokens": 10},
-    # Our own gate rates matches of two tokens on, so short ones cost nothing but the look-up.
-    "switch_sd_plus": {"copy_match_length": 2, "copy_max_candidates": 16},
+    # Our own gate rates matches of one token on, so short ones cost nothing but the look-up.
+    "switch_sd_plus": {
+        "copy_match_length": _GATED.match_length,
+        "copy_max_candidates": _GATED.max_matches,
+        "copy_max_tokens": _GATED.max_tokens,
+    },
     # SAM-Decoding: matches of 5 tokens on, 40 tokens with the pending one (its code's defaults).
     "sam_decoding": {"copy_match_length": 5, "copy_max_candidates": 1, "copy_max_tokens": 39},
     # Lookahead decoding: N = 5, W = 7, G = 7 (its code's defaults for 7B); the window is never cut.

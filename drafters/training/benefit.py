@@ -1,6 +1,6 @@
 """Recorded answers as the gate of SwitchSD+ meets them: what it sees at a step, what came true.
 
-Every answer is walked through token by token. Where the context's last two tokens or more occurred
+Every answer is walked through token by token. Where the context's last token or more occurred
 before, the branches of the copy trie get their features (``engine/gate_features.py``) and the
 truth: which branch was right, and along the right path which deeper nodes were. How the request's
 copies did lately depends on where its steps began, so a walk in steps of random length goes with
@@ -20,7 +20,7 @@ from drafters.match_index import MatchIndex
 from drafters.training.capture import Transcript
 from drafters.training.probe import BENEFIT_TOKENS
 from engine.candidates import num_equal
-from engine.copy_source import CopyMatch
+from engine.copy_source import CopyMatch, MatchRule
 from engine.copy_trie import Branch, branches
 from engine.gate_features import (
     FIRST_FEATURES,
@@ -37,15 +37,6 @@ Integers = NDArray[np.int64]
 
 NOTHING_COMMON = (0.0, 0.0, 0.0, 0.0)
 """Before the first level's models are fitted."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MatchRule:
-    """What counts as a copy: SwitchSD+'s defaults."""
-
-    match_length: int = 2
-    max_matches: int = 16
-    max_tokens: int = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

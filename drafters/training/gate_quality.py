@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from drafters.training.benefit import Flags, Floats, Integers, MatchRule, copy_steps
+from drafters.training.benefit import Flags, Floats, Integers, copy_steps
 from drafters.training.capture import Transcript
 from drafters.training.probe import BENEFIT_TOKENS
+from engine.copy_source import MatchRule
 from engine.gate import Gate
 from engine.metrics import roc_auc
 from engine.rated_copies import MAX_NODES, CopyRater

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from engine.bandits import EXP3, UCB1
+from engine.copy_source import MatchRule
 from engine.gate import Gate
 from engine.interfaces import SwitchingPolicy
 from engine.methods import NEURAL_METHODS
@@ -104,9 +105,11 @@ def _switch_sd_plus(parts: _Parts) -> SwitchingPolicy:
         raise ValueError(NO_GATE)
     return SwitchSDPlus(
         gate=parts.gate,
-        match_length=parts.keys.copy_match_length,
-        max_candidates=parts.keys.copy_max_candidates,
-        max_tokens=parts.keys.copy_max_tokens,
+        rule=MatchRule(
+            match_length=parts.keys.copy_match_length,
+            max_matches=parts.keys.copy_max_candidates,
+            max_tokens=parts.keys.copy_max_tokens,
+        ),
         num_speculative_tokens=parts.fallback.num_tokens,
     )
 

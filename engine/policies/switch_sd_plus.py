@@ -2,7 +2,7 @@
 
 Beyond SwitchSD (arXiv 2609.20186), whose gate asks "does the verifier mean to copy", this one asks
 "what will this copy bring": a learned gate (``engine/gate.py``) rates every token that could be
-copied, from matches of two tokens on, and the step goes plain, copies, drafts neurally or verifies
+copied, from matches of one token on, and the step goes plain, copies, drafts neurally or verifies
 both in one trie, whichever brings the most expected tokens per expected time.
 """
 
@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from engine.candidates import num_equal
+from engine.copy_source import MatchRule
 from engine.gate import Gate, logit
 from engine.gate_features import CopyCalibration, RecentCopies, Situation
 from engine.interfaces import Chooser
@@ -26,11 +27,7 @@ class SwitchSDPlus:
     """The gate and what it may choose from."""
 
     gate: Gate
-    match_length: int = 2
-    """Shortest match (kappa)."""
-    max_candidates: int = 16
-    """Earlier occurrences that are looked at."""
-    max_tokens: int = 20
+    rule: MatchRule = field(default_factory=MatchRule)
     num_speculative_tokens: int = 0
     """Longest neural draft; 0: there is no drafter."""
     name: str = "switch_sd_plus"
@@ -39,7 +36,7 @@ class SwitchSDPlus:
     def copy_index(self) -> CopyIndexShape:
         """Matches only: continuations are read from the context."""
         return CopyIndexShape(
-            match_lengths=(), max_tokens=self.max_tokens, min_match=self.match_length
+            match_lengths=(), max_tokens=self.rule.max_tokens, min_match=self.rule.match_length
         )
 
     def begin(self) -> Chooser:
@@ -97,8 +94,8 @@ class GatedChooser:
             self._calibration.observe_further(promised, is_right=depth < right)
 
     def _rate(self, view: SequenceView, outlook: Outlook) -> RatedCopies:
-        policy, score = self.policy, view.probe_score
-        matches = view.copies.matches(max_matches=policy.max_candidates)
+        rule, score = self.policy.rule, view.probe_score
+        matches = view.copies.matches(max_matches=rule.max_matches)
         if not matches:
             return RatedCopies()
         situation = Situation(
@@ -108,8 +105,8 @@ class GatedChooser:
             probe_logit=None if score is None else logit(score),
         )
         rater = CopyRater(
-            policy.gate.model(has_probe=score is not None),
-            max_tokens=min(policy.max_tokens, view.max_draft_tokens),
+            self.policy.gate.model(has_probe=score is not None),
+            max_tokens=min(rule.max_tokens, view.max_draft_tokens),
             max_nodes=MAX_NODES,
             min_probability=outlook.row_share,
             calibration=self._calibration,

@@ -40,3 +40,11 @@ def test_a_long_match_is_found_behind_many_short_ones() -> None:
     for length in range(1, len(tokens) + 1):
         index.grow(tokens[:length])
     assert index.matches(tokens, 4)[0] == CopyMatch(5, 5)
+
+
+def test_a_pair_is_found_behind_many_single_tokens() -> None:
+    tokens = [7, 2, 77] + [2, 5] * 80 + [7, 2]
+    index = MatchIndex(1)
+    for length in range(1, len(tokens) + 1):
+        index.grow(tokens[:length])
+    assert index.matches(tokens, 4)[0] == CopyMatch(2, 2)

@@ -7,25 +7,30 @@ import pytest
 import torch
 from sklearn.ensemble import GradientBoostingClassifier
 
-from drafters.training.benefit import GateData, MatchRule, copy_steps, gate_data
+from drafters.training.benefit import GateData, copy_steps, gate_data
 from drafters.training.capture import Transcript
 from drafters.training.gate_model import GateFit, _with_common, fit_copies, fit_probe
 from drafters.training.gate_quality import RatedSteps, rate_steps
+from engine.copy_source import MatchRule
 from engine.gate_features import FIRST_FEATURES, FURTHER_FEATURES
 from tests.support.gates import gate
 
+PAIRS = MatchRule(match_length=2)
 ENTRY = Transcript(prompt_ids=(1, 2, 3, 4, 5), output_ids=(9, 1, 2, 3, 4, 8))
 FIT = GateFit(num_trees=5, tree_depth=2, min_leaf=5)
 
 
 def test_a_step_knows_what_its_copies_would_have_gained() -> None:
     """Behind output (9, 1, 2) the pair 1, 2 goes on with 3, 4 as in the prompt; then 8 differs."""
-    steps = [(s.row, s.gained, s.future) for s in copy_steps([ENTRY], seed=0, rule=MatchRule())]
+    steps = [(s.row, s.gained, s.future) for s in copy_steps([ENTRY], seed=0, rule=PAIRS)]
     assert steps == [(2, 2, (3, 4, 8)), (3, 1, (4, 8)), (4, 0, (8,))]
+    (first, *rest) = copy_steps([ENTRY], seed=0, rule=MatchRule())
+    assert (first.row, first.gained) == (1, 3), "by default one token that agrees is a match"
+    assert [step.row for step in rest] == [2, 3, 4]
 
 
 def test_branches_and_the_nodes_along_the_right_path_are_collected() -> None:
-    data = gate_data([ENTRY], seed=0)
+    data = gate_data([ENTRY], seed=0, rule=PAIRS)
     assert data.accepted.tolist() == [2, 1, 0]
     assert data.first_right.tolist() == [True, True, False]
     assert data.further_right.tolist() == [True, False, False], "4 then not 5; and 5 is wrong"
@@ -99,7 +104,7 @@ def test_ratings_follow_the_probe_where_there_is_one() -> None:
     unsure = rate_steps(gate(), [ENTRY], [[-2.0] * 7])
     blind = rate_steps(gate(), [ENTRY], None)
     assert sure.first[0] > 0.9 > 0.1 > unsure.first[0]
-    assert blind.gained.tolist() == [2, 1, 0]
+    assert blind.gained.tolist() == [3, 2, 1, 0]
     assert sure.expected[0] > sure.first[0]
 
 
