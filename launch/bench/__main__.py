@@ -55,9 +55,10 @@ def _write_figure3(plan: Plan, journal: Journal) -> None:
     assert probe is not None, "the row that Figure 3 needs reads a probe"
     found = write_figure3(journal.steps(), probe.threshold, plan.out)
     on, off = found["on"], found["off"]
+    ratio = "unknown" if found["ratio"] is None else f"{found['ratio']:.1f}"
     Console().print(
         f"Copies of full length: {on['full']} of {on['copies']} with the probe on, {off['full']} "
-        f"of {off['copies']} with it off; ratio {found['ratio']} (paper {found['paper_ratio']}).",
+        f"of {off['copies']} with it off; ratio {ratio} (paper {found['paper_ratio']}).",
         highlight=False,
     )
 
