@@ -1,4 +1,4 @@
-"""Which verifier answers the prompts of a probe's or a gate's training."""
+"""Which verifier answers prompts, for a training or a recording."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from launch.recipes import EngineFlags, engine_config
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnsweringFlags:
-    """Flags that both trainings share."""
+    """Flags of every command that asks a verifier in one process."""
 
     recipe: str = "smollm2"
     """Named configuration of the verifier."""

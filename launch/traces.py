@@ -1,10 +1,10 @@
 """Recorded answers: JSON Lines, an answer per line.
 
 ``prompt_token_ids`` and ``generated_token_ids`` are the stream; an answer ends where the drafter's
-record does. ``acc_eagle`` holds under
-``acc_len``, per position i of the output, the tokens that a pass emits when the neural drafter
-drafts behind the first i output tokens: what is accepted, and the verifier's own. ``probe_scores``,
-where there are any, are the copy intent of the row that emitted output token i.
+record does. ``acc_eagle`` holds under ``acc_len``, per position i of the output, the tokens that a
+pass emits when the neural drafter drafts behind the first i output tokens: what is accepted, and
+the verifier's own. ``probe_scores`` and ``gate_scores``, where there are any, are what SwitchSD's
+probe and the gate's own said on the row that emitted output token i.
 """
 
 from __future__ import annotations
@@ -27,6 +27,9 @@ class Trace:
     copy_lengths: tuple[int, ...] = ()
     """The same of copying, where that was recorded (``acc_ngram``)."""
     probe_scores: tuple[float, ...] = ()
+    """Copy intent."""
+    gate_scores: tuple[float, ...] = ()
+    """Whether a copy pays."""
 
     def neural_accepted(self, position: int) -> int:
         """Draft tokens that are right behind so many output tokens."""
@@ -65,7 +68,8 @@ def _trace(fields: dict[str, object], name: str) -> Trace:
         output_ids=_integers(fields["generated_token_ids"])[: len(lengths)],
         neural_lengths=lengths,
         copy_lengths=_lengths(fields, "acc_ngram") if "acc_ngram" in fields else (),
-        probe_scores=tuple(float(one) for one in _list(fields.get("probe_scores", []))),
+        probe_scores=_scores(fields, "probe_scores"),
+        gate_scores=_scores(fields, "gate_scores"),
     )
 
 
@@ -74,6 +78,10 @@ def _lengths(fields: dict[str, object], name: str) -> tuple[int, ...]:
     if not isinstance(recorded, dict):
         raise TypeError(f"{name} must be an object")
     return _integers(recorded["acc_len"])
+
+
+def _scores(fields: dict[str, object], name: str) -> tuple[float, ...]:
+    return tuple(float(one) for one in _list(fields.get(name, [])))
 
 
 def _integers(values: object) -> tuple[int, ...]:

@@ -1,6 +1,7 @@
 """``python -m launch.replay --traces FILE``: recorded answers through methods.
 
-Tokens per pass need no model and no time; tokens per time come from the planner's step-time model.
+``record`` writes such files (``launch/replay/record.py``). Tokens per pass need no model and no
+time; tokens per time come from the planner's step-time model.
 """
 
 from __future__ import annotations
@@ -8,17 +9,18 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-from drafters.pretrained import shipped_gate
+from drafters.pretrained import shipped_gate, shipped_probe
 from engine import metrics
 from engine.drafting import Drafters, LoadedDrafter
 from engine.gate import Gate, load_gate
 from engine.policies import NO_GATE
+from engine.probe import Probe, load_probe
 from engine.speculation import SpeculationConfig
 from launch.bench.methods import Variant, parse_variants
 from launch.cli import Repeated, parse, user_errors
@@ -28,12 +30,13 @@ from launch.plan.steptime import Layout, StepTimeModel
 from launch.plan.verifier import verifier_shape
 from launch.recipes import LLAMA_70B, SMOLLM2
 from launch.replay.oracle import oracle_tokens_per_pass
+from launch.replay.record import record
 from launch.replay.stream import Clock, RecordedDrafter, Replay, Replayed
 from launch.traces import Trace, load_traces
 
 PROG = "python -m launch.replay"
 _NEURAL = "drafter=eagle3:num_speculative_tokens=7"
-METHODS = ",".join(
+_METHODS = ",".join(
     (
         "eagle3=eagle3:num_speculative_tokens=7",
         "prompt_lookup,copy_spec",
@@ -48,6 +51,11 @@ METHODS = ",".join(
         f"switch_sd_plus=switch_sd_plus:{_NEURAL}",
     )
 )
+_PROBED = (
+    f"switch_sd_5=switch_sd:copy_match_length=5:{_NEURAL},"
+    f"switch_sd_3=switch_sd:copy_match_length=3:{_NEURAL}"
+)
+"""Only where the probe's scores were recorded."""
 ORACLE_LENGTHS = (5, 3)
 REPLAYED_DRAFTERS = ("none", "eagle3")
 """Drafters that a trace knows the answers of."""
@@ -59,10 +67,13 @@ class ReplayFlags:
 
     traces: Repeated[tuple[Path, ...]] = ()
     """Recorded answers (JSON Lines, docs/planning.md), once per file."""
-    methods: str = METHODS
-    """Rows as for the bench: METHOD:KEY=VALUE, or NAME=METHOD:KEY=VALUE."""
+    methods: str | None = None
+    """Rows as for the bench: METHOD:KEY=VALUE, or NAME=METHOD:KEY=VALUE. By default every method
+    that the traces can answer."""
     limit: int | None = None
     """Answers of each file; by default all."""
+    probe: str | None = None
+    """Probe file of switch_sd, for its thresholds; by default the one shipped for SmolLM2."""
     gate: str | None = None
     """Gate file of switch_sd_plus; by default the one shipped for SmolLM2."""
     machine: str = "h100_sxm"
@@ -78,14 +89,24 @@ class ReplayFlags:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
+    """Replay, or record."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words[:1] == ["record"]:
+        record(words[1:])
+    else:
+        replay(words)
+
+
+def replay(argv: Sequence[str]) -> None:
     """Replay every file and show a table for each."""
     flags = parse(ReplayFlags, argv, prog=PROG, description="Recorded answers through methods.")
     with user_errors(PROG):
         if not flags.traces:
             raise ValueError("--traces must name at least one file.")
         files = {path.stem: load_traces(path, limit=flags.limit) for path in flags.traces}
-        variants = [v for v in parse_variants(flags.methods) if v.label in flags.methods]
-        gate = _gate(flags, variants)
+        methods = flags.methods or _methods(files)
+        variants = [v for v in parse_variants(methods) if v.label in methods]
+        readers = Drafters(probe=_probe(flags, variants), gate=_gate(flags, variants))
         for variant in variants:
             _check(variant, files)
         model = StepTimeModel(
@@ -95,7 +116,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         )
         model.cost(1, context=flags.context)
     found = {
-        name: _rows(traces, variants, gate, model, flags.context) for name, traces in files.items()
+        name: _rows(traces, variants, readers, model, flags.context)
+        for name, traces in files.items()
     }
     console = Console(width=None if sys.stdout.isatty() else 120)
     for name, rows in found.items():
@@ -125,12 +147,12 @@ class Row:
 def _rows(
     traces: Sequence[Trace],
     variants: Sequence[Variant],
-    gate: Gate | None,
+    readers: Drafters,
     model: StepTimeModel,
     context: int,
 ) -> list[Row]:
     each = drafter_seconds(model, context=context)
-    rows = [_row(variant, traces, gate, model, context, each) for variant in variants]
+    rows = [_row(variant, traces, readers, model, context, each) for variant in variants]
     oracles = [
         Row(
             method=f"oracle_{length} (by hindsight)",
@@ -144,14 +166,14 @@ def _rows(
 def _row(
     variant: Variant,
     traces: Sequence[Trace],
-    gate: Gate | None,
+    readers: Drafters,
     model: StepTimeModel,
     context: int,
     each: float,
 ) -> Row:
     drafter = RecordedDrafter(clock=Clock(), seconds_per_token=each)
-    drafting = Drafters(
-        gate=gate, neural={variant.speculation.drafter_key: LoadedDrafter(drafter=drafter)}
+    drafting = replace(
+        readers, neural={variant.speculation.drafter_key: LoadedDrafter(drafter=drafter)}
     ).drafting(variant.speculation)
     replayed = Replay(drafting, drafter, model.table(context=context)).run(traces)
     return Row(
@@ -169,6 +191,18 @@ def _speedup(replayed: Replayed, model: StepTimeModel, context: int, drafting: f
     )
     tokens = sum(step.output for step in replayed.records)
     return tokens * model.cost(1, context=context).total / seconds
+
+
+def _methods(files: dict[str, tuple[Trace, ...]]) -> str:
+    is_probed = all(trace.probe_scores for traces in files.values() for trace in traces)
+    return f"{_METHODS},{_PROBED}" if is_probed else _METHODS
+
+
+def _probe(flags: ReplayFlags, variants: Sequence[Variant]) -> Probe | None:
+    path = flags.probe or shipped_probe(SMOLLM2)
+    if path is None or not any(variant.speculation.reads_probe for variant in variants):
+        return None
+    return load_probe(Path(path))
 
 
 def _gate(flags: ReplayFlags, variants: Sequence[Variant]) -> Gate | None:

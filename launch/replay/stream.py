@@ -24,6 +24,8 @@ from launch.traces import Trace
 NO_TOKEN = -1
 """No model has it: what the recorded path does not say."""
 MAX_ROWS = 512
+_NUM_PROBES = 2
+"""SwitchSD's and the gate's: whichever a method listens to says what was recorded for it."""
 
 
 @dataclass(slots=True)
@@ -86,6 +88,7 @@ class Replay:
         self, drafting: Drafting, drafter: RecordedDrafter, step_times: StepTimeTable | None
     ) -> None:
         self._drafting, self._drafter = drafting, drafter
+        self._reads_gate = drafting.speculation.reads_gate
         self._planner = StepPlanner(step_times, clock=drafter.clock)
 
     def run(self, traces: Sequence[Trace]) -> Replayed:
@@ -95,6 +98,9 @@ class Replay:
             self._drafter.trace = trace
             records += self._walk(trace)
         return Replayed(records=tuple(records))
+
+    def _scores(self, trace: Trace) -> Sequence[float]:
+        return trace.gate_scores if self._reads_gate else trace.probe_scores
 
     def _walk(self, trace: Trace) -> list[StepRecord]:
         """The prompt's pass gives the first token; every other one is a step's."""
@@ -111,8 +117,9 @@ class Replay:
             max_model_len=len(trace.prompt_ids) + len(trace.output_ids) + 1,
             drafting=self._drafting,
             stats=RequestStats(arrived=0.0),
-            probe_score=trace.probe_scores[0] if trace.probe_scores else None,
         )
+        scores = self._scores(trace)
+        sequence.probe_score = scores[0] if scores else None
         records = []
         while sequence.finish_reason is None:
             (tree,) = self._planner.trees([sequence], max_rows=MAX_ROWS, other_rows=0)
@@ -121,7 +128,7 @@ class Replay:
 
     def _verify(self, sequence: RunningSequence, trace: Trace, tree: TokenTree) -> StepRecord:
         position = sequence.num_output_tokens
-        results = _results(trace, position, tree)
+        results = _results(trace, position, tree, self._scores(trace))
         judgement = judge(
             sequence,
             sequence.decode_rows(tree),
@@ -143,14 +150,14 @@ class Replay:
         return record
 
 
-def _results(trace: Trace, position: int, tree: TokenTree) -> RowResults:
+def _results(trace: Trace, position: int, tree: TokenTree, recorded: Sequence[float]) -> RowResults:
     """The recorded path's tokens at its nodes, ``NO_TOKEN`` at all others."""
     next_ids, scores = [NO_TOKEN] * len(tree.token_ids), [0.0] * len(tree.token_ids)
     children, node = tree.children(), 0
     for place in range(position, len(trace.output_ids)):
         next_ids[node] = trace.output_ids[place]
-        if trace.probe_scores:
-            scores[node] = trace.probe_scores[min(place, len(trace.probe_scores) - 1)]
+        if recorded:
+            scores[node] = recorded[min(place, len(recorded) - 1)]
         following = children.get((node, trace.output_ids[place]))
         if following is None:
             break
@@ -158,6 +165,6 @@ def _results(trace: Trace, position: int, tree: TokenTree) -> RowResults:
     return RowResults(
         next_ids=next_ids,
         margins=[1.0] * len(next_ids),
-        probe_scores=[scores] if trace.probe_scores else [],
+        probe_scores=[scores] * _NUM_PROBES if recorded else [],
         first_row=0,
     )
