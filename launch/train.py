@@ -35,6 +35,7 @@ from launch.medusa_training import train_medusa
 from launch.probe_report import write_probe
 from launch.probe_training import ProbeRun, ProbeTrainer, output_directory
 from launch.provenance import provenance
+from launch.train_ablation import train_ablation
 from launch.train_gate import train_gate
 from launch.training_ranks import TrainingRanks, training_ranks
 
@@ -224,6 +225,7 @@ def _distil(
 _PARTS: dict[str, Callable[[Sequence[str]], None]] = {
     "probe": train_probe,
     "gate": train_gate,
+    "ablation": train_ablation,
     "eagle3": train_eagle3,
     "small": train_small_drafter,
     "steered": train_steered_drafter,
